@@ -1,0 +1,290 @@
+"""Checks before a run starts: the files a config names, and its classes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.registry import DATASETS
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import Dataset
+
+from .config import scope_of
+from .errors import UserError
+from .runner import warn
+
+_MAX_IMAGES_CHECKED = 2000  # a stat each: a second or so, also over a network
+# Where the number of classes of a module is not that of the data set.
+_OTHER_CLASSES = ('backbone', 'rpn_head', 'panoptic', 'semantic_head')
+
+
+def check_data_paths(cfg: Config, splits: Sequence[str]) -> None:
+    """Check that the folders and annotation files of data sets exist.
+
+    Args:
+        cfg: The config.
+        splits: Which of ``'train'``, ``'val'`` and ``'test'`` will run.
+
+    Raises:
+        UserError: One does not exist; the sentence names it and the layout that belongs there.
+    """
+    for split in splits:
+        for dataset in _dataset_cfgs(cfg.get(f'{split}_dataloader')):
+            _check_dataset_cfg(dataset, split, scope_of(cfg))
+        for metric in _as_list(cfg.get(f'{split}_evaluator')):
+            path = metric.get('ann_file')
+            if isinstance(path, str) and _is_local(path) and not os.path.isfile(path):
+                raise UserError(f'annotation file {path} of {split}_evaluator '
+                                f'({metric.get("type")}) does not exist')
+
+
+def check_pretrained(model: dict) -> None:
+    """Check that checkpoints named by ``init_cfg`` or ``pretrained`` exist, if they are local.
+
+    Raises:
+        UserError: One does not.
+    """
+    for key, value in _walk(model):
+        path = value if key == 'pretrained' else None
+        if key == 'init_cfg':
+            path = next((item.get('checkpoint') for item in _as_list(value)
+                         if isinstance(item, dict) and item.get('type') == 'Pretrained'), None)
+        if isinstance(path, str) and _is_local(path) and not os.path.isfile(
+                os.path.expanduser(path)):
+            raise UserError(f'pretrained checkpoint {path} (model\'s {key}) does not exist; give '
+                            'the path of a downloaded file, or remove it to start from scratch')
+
+
+def check_dataset(dataset: Dataset, split: str) -> None:
+    """Check a built data set: it holds images, they exist, and its classes are the file's.
+
+    Raises:
+        UserError: It is empty, images or label maps are missing, or classes disagree.
+    """
+    for part in _parts(dataset):
+        if not isinstance(part, BaseDataset):
+            continue
+        if len(part) == 0:
+            raise UserError(_empty_sentence(part, split))
+        step = max(1, len(part) // _MAX_IMAGES_CHECKED)
+        paths = [path for i in range(0, len(part), step) for path in _files(part.get_data_info(i))]
+        missing = [path for path in paths if not os.path.exists(path)]
+        if missing:
+            raise UserError(
+                f'{len(missing)} of {len(paths)} files checked of the {split} data set do not '
+                f'exist, the first being {missing[0]}; check data_root, data_prefix and suffixes')
+        _check_coco_classes(part, split)
+
+
+def check_classes(model: nn.Module, dataset: Dataset, split: str) -> None:
+    """Check that the model's heads have as many classes as the data set.
+
+    Raises:
+        UserError: They differ; the sentence names both counts.
+    """
+    metainfo = getattr(dataset, 'metainfo', None) or {}
+    classes = metainfo.get('classes')
+    if classes is None or 'thing_classes' in metainfo:  # panoptic heads share them out
+        return
+    for name, count in class_counts(model).items():
+        if count != len(classes):
+            raise UserError(
+                f'{name} has num_classes={count}, but the {split} data set has {len(classes)} '
+                f'classes ({", ".join(list(classes)[:5])}{", …" if len(classes) > 5 else ""}); '
+                'set one to match the other')
+
+
+def class_counts(model: nn.Module) -> dict[str, int]:
+    """``num_classes`` of the modules of ``model`` that classify the classes of the data set."""
+    if hasattr(model, 'language_model'):  # open vocabulary: the head's classes are tokens
+        return {}
+    counts = {}
+    for name, module in model.named_modules():
+        count = getattr(module, 'num_classes', None)
+        if name and isinstance(count, int) and not any(part in name for part in _OTHER_CLASSES):
+            counts[name] = count
+    return counts
+
+
+def check_runner_data(runner: Runner, *splits: str) -> None:
+    """Build the loops of ``splits`` and check their data sets and classes.
+
+    Raises:
+        UserError: See :func:`check_dataset` and :func:`check_classes`.
+    """
+    model = getattr(runner.model, 'module', runner.model)
+    for split in splits:
+        loop = getattr(runner, f'{split}_loop')  # builds it
+        if loop is None:
+            continue
+        dataset = loop.dataloader.dataset
+        check_dataset(dataset, split)
+        check_classes(model, dataset, split)
+
+
+def _check_dataset_cfg(dataset: dict, split: str, scope: str) -> None:
+    signature = _signature(dataset, scope)
+    if 'download' in signature or not _local_backend(dataset):
+        return
+    root = dataset.get('data_root')
+    root = os.path.expanduser(root) if isinstance(root, str) else ''
+    layout = _layout(dataset, signature, scope)
+    if root and _is_local(root) and not os.path.isdir(root):
+        raise UserError(f'data folder {root} of the {split} data set does not exist; '
+                        f'expected there: {layout}')
+    prefix = dataset.get('data_prefix') or {}
+    if isinstance(prefix, str):
+        prefix = dict(img_path=prefix)
+    # ImageNet and others that know a split add it to these paths themselves
+    if dataset.get('split'):
+        prefix = {}
+    for value in prefix.values():
+        folder = os.path.join(root, os.path.expanduser(value)) if isinstance(value, str) else ''
+        if folder and _is_local(folder) and not os.path.isdir(folder):
+            raise UserError(f'folder {folder} of the {split} data set does not exist; '
+                            f'expected: {layout}')
+    ann_file = dataset.get('ann_file')
+    if isinstance(ann_file, str) and ann_file and not dataset.get('split'):
+        path = os.path.join(root, os.path.expanduser(ann_file))
+        if _is_local(path) and not os.path.exists(path):
+            raise UserError(f'annotation file {path} of the {split} data set does not exist; '
+                            f'expected: {layout}')
+
+
+def _layout(dataset: dict, signature: dict, scope: str) -> str:
+    """One line on the files that belong into the data set's folders."""
+    def default(key: str, other: str) -> str:
+        value = dataset.get(key, signature.get(key, other))
+        return value if isinstance(value, str) else other
+
+    prefix = dataset.get('data_prefix') or {}
+    prefix = prefix if isinstance(prefix, dict) else dict(img_path=prefix)
+    images = prefix.get('img_path') or prefix.get('img') or ''
+    root = dataset.get('data_root') or ''
+    if scope == 'mmseg':
+        labels = os.path.join(root, prefix.get('seg_map_path') or '')
+        return (f'images {os.path.join(root, images)}/NAME{default("img_suffix", ".jpg")} and '
+                f'label maps {labels}/NAME{default("seg_map_suffix", ".png")}')
+    ann_file = dataset.get('ann_file')
+    if scope == 'mmdet':
+        return (f'annotations {os.path.join(root, ann_file or "")} and the images they name in '
+                f'{os.path.join(root, images)}/')
+    if ann_file:
+        return (f'a list {os.path.join(root, ann_file)} of lines "image label" and the images in '
+                f'{os.path.join(root, images)}/')
+    return f'a folder a class, {os.path.join(root, images)}/CLASS/NAME.jpg'
+
+
+def _empty_sentence(dataset: BaseDataset, split: str) -> str:
+    prefix = dataset.data_prefix or {}
+    folder = prefix.get('img_path') or prefix.get('img')
+    suffix = getattr(dataset, 'img_suffix', None)
+    if suffix and folder and not dataset.ann_file:
+        found = sorted({path.suffix for path in islice(Path(folder).rglob('*.*'), 1000)})
+        return (f'no image NAME{suffix} in {folder} of the {split} data set '
+                f'(found: {", ".join(found) or "nothing"}); set img_suffix or the folder')
+    source = dataset.ann_file or folder
+    return (f'the {split} data set is empty: {source} holds no image that can be used; check that '
+            'it holds annotations of the classes of the config (filter_cfg drops images without)')
+
+
+def _check_coco_classes(dataset: BaseDataset, split: str) -> None:
+    """mmdet numbers classes in the order of the file, and drops names the file does not hold."""
+    if not hasattr(dataset, 'cat_ids') or not str(dataset.ann_file).endswith('.json'):
+        return
+    with open(dataset.ann_file, encoding='utf-8') as file:
+        content = json.load(file)
+    names = [item['name'] for item in content.get('categories', ())]
+    classes = list(dataset.metainfo['classes'])
+    absent = [name for name in classes if name not in names]
+    if absent:
+        raise UserError(
+            f'class {absent[0]!r} of the {split} data set is not among the categories of '
+            f'{dataset.ann_file} ({", ".join(names[:10])}); names must be equal, capitals too')
+    in_file = [name for name in names if name in classes]
+    if in_file != classes:
+        raise UserError(
+            f'classes ({", ".join(classes)}) are in another order than the categories of '
+            f'{dataset.ann_file}, by which mmdet numbers them; give {",".join(in_file)}')
+    unused = [name for name in names if name not in classes]
+    if unused:
+        warn(f'{dataset.ann_file}: categories {", ".join(unused)} are not among the classes, '
+             'their annotations are left out')
+
+
+def _parts(dataset: Dataset) -> Iterator[Dataset]:
+    """The data sets that wrappers hold."""
+    if hasattr(dataset, 'datasets'):
+        for inner in dataset.datasets:
+            yield from _parts(inner)
+    elif isinstance(getattr(dataset, 'dataset', None), Dataset):
+        yield from _parts(dataset.dataset)
+    else:
+        yield dataset
+
+
+def _dataset_cfgs(dataloader: dict | list | None) -> Iterator[dict]:
+    """The configs of data sets that wrappers hold."""
+    for item in _as_list(dataloader):
+        if 'datasets' in item:
+            yield from (leaf for inner in item['datasets'] for leaf in _dataset_cfgs(inner))
+        elif isinstance(item.get('dataset'), (dict, list)):
+            yield from _dataset_cfgs(item['dataset'])
+        else:
+            yield item
+
+
+def _files(info: dict) -> Iterator[str]:
+    for key in ('img_path', 'seg_map_path'):
+        path = info.get(key)
+        if isinstance(path, str) and _is_local(path):
+            yield path
+
+
+def _signature(dataset: dict, scope: str) -> dict:
+    """Parameters of the data set's class and of its bases, with their defaults."""
+    kind = dataset.get('type')
+    if isinstance(kind, str):
+        with DATASETS.switch_scope_and_registry(scope) as registry:
+            kind = registry.get(kind)
+    if kind is None:
+        return {}  # building it says what is wrong
+    parameters: dict = {}
+    for base in reversed(inspect.getmro(kind)):
+        if '__init__' in vars(base):
+            for name, value in inspect.signature(base.__init__).parameters.items():
+                parameters[name] = value.default
+    return parameters
+
+
+def _local_backend(dataset: dict) -> bool:
+    backend = (dataset.get('backend_args') or dataset.get('file_client_args') or {})
+    return backend.get('backend', 'local') in ('local', 'disk')
+
+
+def _is_local(path: str) -> bool:
+    return '://' not in path
+
+
+def _as_list(value: dict | list | tuple | None) -> list:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _walk(node: object) -> Iterator[tuple[str, object]]:
+    """Every (key, value) of nested dicts and lists."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield key, value
+            yield from _walk(value)
+    elif isinstance(node, (list, tuple)):
+        for item in node:
+            yield from _walk(item)
