@@ -175,7 +175,8 @@ class FLattenBackbone(BaseModule):
     def _drop_path_schedule(self, rate: float) -> list[list[float]]:
         if not 0 <= rate < 1:
             raise ValueError(f'{self.FAMILY}: drop_path_rate={rate}; expected 0 <= rate < 1')
-        flat = torch.linspace(0, rate, sum(self.depths)).tolist()
+        last = max(sum(self.depths) - 1, 1)
+        flat = [rate * block / last for block in range(sum(self.depths))]
         starts = [sum(self.depths[:i]) for i in range(len(self.depths))]
         return [flat[s:s + d] for s, d in zip(starts, self.depths)]
 
@@ -262,7 +263,7 @@ def fresh_norm_name(stage: int, num_stages: int) -> str:
 
 
 def to_map(x: Tensor, hw: Size) -> Tensor:
-    """(B, H * W, C) tokens -> contiguous (B, C, H, W)."""
+    """(B, H * W, C) tokens -> (B, C, H, W), a view that is channels last in memory."""
     return x.transpose(1, 2).reshape(x.shape[0], -1, *hw)
 
 

@@ -257,7 +257,7 @@ class FLattenCSwin(FLattenBackbone):
             for block in getattr(self, f'stage{i + 1}'):
                 x = self.run_block(block, x, hw)
             if i in self.out_indices:
-                outs.append(to_map(getattr(self, self.norm_name(i))(x), hw))
+                outs.append(to_map(getattr(self, self.norm_name(i))(x), hw).contiguous())
             if i < self.num_stages - 1:
                 x, hw = getattr(self, f'merge{i + 1}')(x, hw)
         return tuple(outs)

@@ -149,7 +149,8 @@ class FLattenDeiT(FLattenBackbone):
                 x = self.run_block(block, x, hw)
             if i in self.out_indices:
                 last = i == len(self.depths) - 1
-                outs.append(self.rescale(to_map(self.norm(x) if last else x, hw), i))
+                x_map = to_map(self.norm(x) if last else x, hw)
+                outs.append(self.rescale(x_map, i).contiguous())
         return tuple(outs)
 
     def rescale(self, x: Tensor, stage: int) -> Tensor:

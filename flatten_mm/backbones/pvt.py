@@ -169,7 +169,7 @@ class PVTPyramid(FLattenBackbone):
                 x = self.run_block(block, x, hw)
             x = to_map(self.after_blocks(i, x), hw)
             if i in self.out_indices:
-                outs.append(x)
+                outs.append(x.contiguous())
         return tuple(outs)
 
 

@@ -271,7 +271,7 @@ class FLattenSwin(FLattenBackbone):
             for block in stage.blocks:
                 x = self.run_block(block, x, hw)
             if i in self.out_indices:
-                outs.append(to_map(getattr(self, self.norm_name(i))(x), hw))
+                outs.append(to_map(getattr(self, self.norm_name(i))(x), hw).contiguous())
             if stage.downsample is not None:
                 x, hw = stage.downsample(x, hw)
         return tuple(outs)

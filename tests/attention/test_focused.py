@@ -1,0 +1,127 @@
+"""The core against a plain restatement of the paper's equations, and its properties."""
+from __future__ import annotations
+
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatten_mm.attention import FocusedAttention, focused_map, linear_attention
+
+
+def make_core(dims: int = 12, heads: int = 3, grid: tuple[int, int] = (4, 5), **kwargs
+              ) -> FocusedAttention:
+    core = FocusedAttention(dims, heads, grid, **kwargs).double()
+    with torch.no_grad():
+        core.scale.normal_()
+        core.positional_encoding.normal_()
+    return core
+
+
+def make_qkv(core: FocusedAttention, batch: int = 2) -> list[torch.Tensor]:
+    tokens, dims = core.positional_encoding.shape[1:]
+    return [torch.randn(batch, tokens, dims, dtype=torch.float64) for _ in range(3)]
+
+
+@pytest.mark.parametrize('heads', [1, 3])
+@pytest.mark.parametrize('focusing_factor', [1, 2, 3, 4.5])
+@pytest.mark.parametrize('kernel_size', [1, 3, 5, 7])
+def test_equals_the_explicit_attention_map(heads, focusing_factor, kernel_size) -> None:
+    core = make_core(heads=heads, focusing_factor=focusing_factor, kernel_size=kernel_size)
+    q, k, v = (t.requires_grad_() for t in make_qkv(core))
+    ours = core.attend(q, k, v, (4, 5), (4, 5))
+    plain = oracle.focused_attention(q, k, v, heads, core.scale, core.positional_encoding,
+                                     core.dwc.weight, core.dwc.bias, (4, 5), focusing_factor)
+    torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+
+    inputs = [q, k, v, *core.parameters()]
+    weight = torch.randn_like(ours)
+    gradients = [torch.autograd.grad((out * weight).sum(), inputs) for out in (ours, plain)]
+    for ours_grad, plain_grad in zip(*gradients):
+        torch.testing.assert_close(ours_grad, plain_grad, rtol=1e-7, atol=1e-8)
+
+
+def test_gradcheck() -> None:
+    core = make_core(dims=4, heads=2, grid=(2, 3), kernel_size=3)
+    q, k, v = (t.requires_grad_() for t in make_qkv(core, batch=1))
+    assert torch.autograd.gradcheck(lambda *qkv: core.attend(*qkv, (2, 3), (2, 3)), (q, k, v),
+                                    eps=1e-7, atol=1e-4)
+
+
+def test_padding_is_no_key() -> None:
+    """Attention with masked keys equals attention without those tokens, DWC apart."""
+    core = make_core(grid=(1, 6))
+    torch.nn.init.zeros_(core.dwc.weight)
+    q, k, v = make_qkv(core)
+    valid = torch.tensor([True, True, True, True, False, False]).view(1, 6, 1).repeat(2, 1, 1)
+    masked = core.attend(q, k, v, (1, 6), (1, 6), valid)
+    short = make_core(grid=(1, 4))
+    short.load_state_dict(core.state_dict() | {
+        'positional_encoding': core.positional_encoding[:, :4]})
+    expected = short.attend(*(t[:, :4] for t in (q, k, v)), (1, 4), (1, 4))
+    torch.testing.assert_close(masked[:, :4], expected)
+
+
+def test_fewer_values_than_grid_cells_are_stretched_along_the_token_axis() -> None:
+    core = make_core(grid=(2, 2))
+    v = torch.arange(4., dtype=torch.float64).view(1, 4, 1).repeat(1, 1, 12)
+    torch.nn.init.zeros_(core.dwc.weight)
+    core.dwc.weight.data[:, :, 2, 2] = 1  # the identity
+    torch.nn.init.zeros_(core.dwc.bias)
+    stretched = core.restore_rank(v, (2, 4))[0, :, 0]
+    expected = torch.tensor([0, .25, .75, 1.25, 1.75, 2.25, 2.75, 3], dtype=torch.float64)
+    torch.testing.assert_close(stretched, expected)
+
+
+def positive(*shape: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=generator, dtype=torch.float64) + 1e-3
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), p=st.sampled_from([1, 2, 3, 8, 32]),
+       magnitude=st.sampled_from([1e-8, 1., 1e4]))
+def test_focused_map_keeps_the_norm_and_sharpens(seed, p, magnitude) -> None:
+    x = positive(2, 5, 16, seed=seed) * magnitude
+    y = focused_map(x, p)
+    torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
+    peak = (x.max(-1).values / x.norm(dim=-1), y.max(-1).values / y.norm(dim=-1))
+    assert (peak[1] >= peak[0] - 1e-12).all()
+    if p == 1:
+        torch.testing.assert_close(y, x)
+    torch.testing.assert_close(focused_map(x.float(), p).double(), y, rtol=1e-4,
+                               atol=1e-7 * magnitude)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), keys=st.integers(1, 12),
+       heads=st.sampled_from([1, 2, 4]))
+def test_linear_attention_properties(seed, tokens, keys, heads) -> None:
+    q, k = positive(2, tokens, 8, seed=seed), positive(2, keys, 8, seed=seed + 1)
+    v = positive(2, keys, 8, seed=seed + 2) - 0.5
+    out = linear_attention(q, k, v, heads)
+    order = torch.randperm(keys)
+    torch.testing.assert_close(linear_attention(q, k[:, order], v[:, order], heads), out)
+    torch.testing.assert_close(linear_attention(q, k, 3 * v, heads), 3 * out)
+    ones = linear_attention(q, k, torch.ones_like(v), heads, eps=0)
+    torch.testing.assert_close(ones, torch.ones_like(ones))  # attention rows sum to one
+    split = [linear_attention(*(t.chunk(heads, -1)[h] for t in (q, k, v)), 1)
+             for h in range(heads)]
+    torch.testing.assert_close(torch.cat(split, -1), out)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('magnitude', [0., 1e-8, 1., 1e4])
+@pytest.mark.parametrize('scale', [-20., 0., 20.])
+def test_half_precision_stays_finite(dtype, magnitude, scale) -> None:
+    core = make_core().float()
+    torch.nn.init.constant_(core.scale, scale)
+    torch.nn.init.zeros_(core.positional_encoding)
+    core = core.to(dtype)
+    q, k, v = ((t * magnitude).to(dtype).requires_grad_() for t in make_qkv(core))
+    out = core.attend(q, k, v, (4, 5), (4, 5))
+    assert out.dtype == dtype and out.isfinite().all()
+    out.float().mean().backward()
+    for tensor in (q, k, v, *core.parameters()):
+        assert tensor.grad.isfinite().all()
