@@ -19,9 +19,9 @@ _FAMILIES = {
 }
 # (family, width of the first stage, depths) -> size as its authors name it.
 _SIZES = {
-    ('deit', 192, (12,)): 'tiny',
-    ('deit', 384, (12,)): 'small',
-    ('deit', 768, (12,)): 'base',
+    ('deit', 192, (3, 3, 3, 3)): 'tiny',
+    ('deit', 384, (3, 3, 3, 3)): 'small',
+    ('deit', 768, (3, 3, 3, 3)): 'base',
     ('pvt', 64, (2, 2, 2, 2)): 'tiny',
     ('pvt', 64, (3, 4, 6, 3)): 'small',
     ('pvt', 64, (3, 4, 18, 3)): 'medium',
@@ -52,7 +52,7 @@ class Identity:
         attn_type: a letter a stage, L focused, S softmax, M mixed and then the number of focused
             blocks.
         width: channels of the first stage.
-        depths: blocks of each stage.
+        depths: blocks of each stage (of each quarter for DeiT, as FLattenDeiT has them).
     """
 
     family: str
@@ -82,6 +82,8 @@ def identify(state_dict: Mapping[str, Tensor]) -> Identity | None:
         keys = [key[len(prefix):] for key in state_dict if key.startswith(prefix)]
         width = state_dict[prefix + width_key].shape[0]
         focused = _focused_blocks(keys)
+        if family == 'deit':
+            focused = _quarters(focused[0])
         depths = tuple(len(stage) for stage in focused)
         size = _SIZES.get((family, width, depths))
         return Identity(family, size, _letters(focused), width, depths)
@@ -114,6 +116,12 @@ def _focused_blocks(keys: Iterable[str]) -> list[list[bool]]:
             stage, block = place
             stages[stage][block] = stages[stage].get(block, False) or key.endswith('.scale')
     return [[blocks[j] for j in sorted(blocks)] for _, blocks in sorted(stages.items())]
+
+
+def _quarters(blocks: list[bool]) -> list[list[bool]]:
+    """DeiT's single run of blocks in four equal parts, where it has such."""
+    size, rest = divmod(len(blocks), 4)
+    return [blocks] if rest else [blocks[i:i + size] for i in range(0, len(blocks), size)]
 
 
 def _letters(focused: list[list[bool]]) -> str:

@@ -1,9 +1,10 @@
 """Loading a checkpoint into a backbone: prefix, position tables, attention kinds, the report."""
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
@@ -18,14 +19,14 @@ from .read import Checkpoint, CheckpointError, read_checkpoint
 
 # Buffers that a model computes by itself.
 _RECOMPUTED = re.compile(r'(^|\.)(attn_mask|relative_position_index)$')
-# Position tables by their name -> how they are interpolated.
-_TABLES = {
-    re.compile(r'(^|\.)positional_encoding$'): 'bicubic',
-    re.compile(r'(^|\.)absolute_pos_embed$'): 'bicubic',
-    re.compile(r'(^|\.)relative_position_bias_table$'): 'bicubic',
-    re.compile(r'(^|\.)pos_embed\d+$'): 'bilinear',
-    re.compile(r'(^|\.)pos_embed$'): 'bicubic',
-}
+# Position tables by name: how each is interpolated, and the attribute beside it that holds its
+# grid in the model (none for a bias table, which lies on a square of window offsets).
+_TABLES = (
+    (re.compile(r'(?:^|\.)positional_encoding$'), 'bicubic', 'key_grid'),
+    (re.compile(r'(?:^|\.)relative_position_bias_table$'), 'bicubic', None),
+    (re.compile(r'(?:^|\.)(?:absolute_)?pos_embed$'), 'bicubic', 'pos_grid'),
+    (re.compile(r'(?:^|\.)pos_embed(\d+)$'), 'bilinear', r'pos_grid\1'),
+)
 # Parameters that come with one kind of attention, inside a block.
 _FOCUSED_ONLY = re.compile(r'.*\battns?(\.\d+)?\.(dwc\.\w+|scale|positional_encoding)$')
 _KIND_ONLY = re.compile(_FOCUSED_ONLY.pattern
@@ -102,8 +103,8 @@ def load_backbone(module: nn.Module, path: str | Path, *, logger: Logger | None 
     """Load a released, mm, plain or safetensors checkpoint into a backbone and log the report.
 
     Position tables on another grid are resized: a table in a file is taken to lie on a square
-    grid, one in the model on the grid that the module owning it names by an optional method
-    ``position_table_grid(name) -> (H, W)``, else on a square one. A file of the same family whose
+    grid, one in the model on the grid that the module it belongs to keeps beside it (``key_grid``,
+    ``pos_grid``), else on a square one. A file of the same family whose
     blocks have another kind of attention (Swin into FLattenSwin) is a warm start: what both kinds
     share is loaded, the rest starts fresh.
 
@@ -151,7 +152,7 @@ def fit_state_dict(module: nn.Module, checkpoint: Checkpoint
     report.fresh, left_by_kind = _split_by_attention(source, target)
 
     problems = _family_problems(source, target, report.fresh) or _conflicts(
-        source, target, report.fresh, left_by_kind)
+        source, target, {*report.fresh, *left_by_kind}, getattr(module, 'depths', ()))
     if problems:
         expected = identify(target)
         raise CheckpointError(
@@ -186,10 +187,6 @@ def find_prefix(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> s
 # ---- position tables
 
 
-def _table_mode(name: str) -> str | None:
-    return next((mode for pattern, mode in _TABLES.items() if pattern.search(name)), None)
-
-
 def _drop_extra_tokens(source: dict[str, Tensor], target: Mapping[str, Tensor],
                        report: LoadReport) -> None:
     """Drop the rows of class tokens from position tables where the model has no such token."""
@@ -209,40 +206,41 @@ def _resize_tables(module: nn.Module, source: dict[str, Tensor], target: Mapping
                    report: LoadReport) -> None:
     """Bring the position tables in ``source`` to the model's grids, in place of the old ones."""
     for name, like in target.items():
-        mode = _table_mode(name)
-        if mode is None or name not in source:
-            continue
-        table = source[name]
-        # (1, n, C), or Swin's bias (n, heads), whose channels are the heads
-        if table.dim() != like.dim() or table.shape[-1] != like.shape[-1]:
-            continue  # another width, told among the conflicts of shapes
-        rows, wanted = table.shape[-2], like.shape[-2]
-        grid = _owner_grid(module, name)
-        if rows == wanted:
-            if grid is not None and grid[0] != grid[1] and _is_square(rows):
-                report.notes.append(f'{name} has as many rows as the model has cells: taken as '
-                                    f'lying on the model\'s {_grid(grid)} grid')
-            continue
-        src_hw = _square_grid(name, rows, 'the file')
-        dst_hw = grid or _square_grid(name, wanted, 'the model')
-        resized = resize_grid_table(table.reshape(1, rows, -1), src_hw, dst_hw, mode)
-        source[name] = resized.reshape(like.shape)
-        report.resized[name] = (src_hw, dst_hw)
+        for pattern, mode, grid_name in _TABLES:
+            match = pattern.search(name)
+            if match and name in source:
+                grid = _grid_beside(module, name, grid_name and match.expand(grid_name))
+                source[name] = _resized(name, source[name], like, grid, mode, report)
 
 
-def _owner_grid(module: nn.Module, name: str) -> Size | None:
-    """Grid that the module owning a table says it lies on, None where it does not say."""
-    path, _, leaf = name.rpartition('.')
-    ask = getattr(module.get_submodule(path), 'position_table_grid', None)
-    return tuple(ask(leaf)) if ask else None
+def _resized(name: str, table: Tensor, like: Tensor, grid: Size | None, mode: str,
+             report: LoadReport) -> Tensor:
+    """One table, (1, n, C) or Swin's bias (n, heads), with as many rows as ``like``."""
+    if table.dim() != like.dim() or table.shape[-1] != like.shape[-1]:
+        return table  # of another width, told among the conflicts of shapes
+    rows, wanted = table.shape[-2], like.shape[-2]
+    if rows == wanted:
+        if grid is not None and grid[0] != grid[1] and _is_square(rows):
+            report.notes.append(f"{name} has as many rows as the model's {_grid(grid)} grid has "
+                                'cells and is taken to lie on it')
+        return table
+    src_hw = _square_grid(name, rows, 'the file')
+    dst_hw = grid or _square_grid(name, wanted, 'the model')
+    report.resized[name] = (src_hw, dst_hw)
+    return resize_grid_table(table.reshape(1, rows, -1), src_hw, dst_hw, mode).view(like.shape)
+
+
+def _grid_beside(module: nn.Module, table: str, grid_name: str | None) -> Size | None:
+    """The model's grid of a table, where the table's owner keeps it."""
+    owner = module.get_submodule(table.rpartition('.')[0])
+    return getattr(owner, grid_name, None) if grid_name else None
 
 
 def _square_grid(name: str, rows: int, place: str) -> Size:
     if not _is_square(rows):
         raise CheckpointError(
-            f'position table {name} has {rows} rows in {place}, which are no square grid, so it '
-            'cannot be resized; expected a square number, or a model that names its grid by '
-            'position_table_grid')
+            f'position table {name} has {rows} rows in {place}, which lie on no square grid, so '
+            'it cannot be resized; expected a square number of rows')
     return (math.isqrt(rows),) * 2
 
 
@@ -327,17 +325,23 @@ def _family_problems(source: Mapping[str, Tensor], target: Mapping[str, Tensor],
             f'names are {abbreviate(source) or "none"}.')
 
 
-def _conflicts(source: Mapping[str, Tensor], target: Mapping[str, Tensor], fresh: Iterable[str],
-               left_by_kind: Iterable[str]) -> str:
-    """Sentences on what makes the file another size's or variant's; '' where it fits."""
+def _conflicts(source: Mapping[str, Tensor], target: Mapping[str, Tensor], expected: set[str],
+               depths: Sequence[int]) -> str:
+    """Sentences on what makes the file another size's or variant's; '' where it fits.
+
+    Args:
+        source, target: weights of the file and of the model.
+        expected: names that may be on one side only.
+        depths: of the model, all stages, those it stops before included.
+    """
+    stage = {name: _stage(name, depths) for name in (*source, *target)}
+    last_stage = max((stage[name] for name in target), default=-1)
     shapes = [f'{name} {tuple(source[name].shape)} in the file, {tuple(like.shape)} in the model'
               for name, like in target.items()
               if name in source and source[name].shape != like.shape]
-    expected = set(fresh) | set(left_by_kind)
-    last_stage = max((_stage(name) for name in target), default=-1)
     surplus = [n for n in source if n not in target and n not in expected
-               and 0 <= _stage(n) <= last_stage]
-    lacking = [n for n in target if n not in source and n not in expected and _stage(n) >= 0]
+               and 0 <= stage[n] <= last_stage]
+    lacking = [n for n in target if n not in source and n not in expected and stage[n] >= 0]
     sentences = [f'{title}: {abbreviate(names)}.' for title, names in (
         ('Shapes differ', shapes),
         ('Of the stages the model has, the file alone has', surplus),
@@ -346,12 +350,16 @@ def _conflicts(source: Mapping[str, Tensor], target: Mapping[str, Tensor], fresh
     return ' '.join(sentences)
 
 
-def _stage(name: str) -> int:
+def _stage(name: str, depths: Sequence[int]) -> int:
     """Stage from 0 that a parameter of a block, stem or merging layer belongs to, else -1.
 
-    A merging layer belongs to the stage after it: a model that stops early has none.
+    A merging layer belongs to the stage after it: a model that stops early has none. DeiT counts
+    its blocks through, so the model's depths tell where they part.
     """
     place = stage_and_block(name)
+    if place is not None and name.startswith('blocks.'):
+        ends = list(itertools.accumulate(depths))
+        return next((i for i, end in enumerate(ends) if place[1] < end), 0)
     if place is not None:
         return place[0]
     match = re.match(r'layers\.(\d+)\.downsample\.|merge(\d+)\.|patch_embed(\d+)\.', name)
