@@ -22,7 +22,7 @@ TOOLS = ('train.py', 'test.py', 'infer.py')
 def version() -> str:
     """`__version__` of flatten_mm/__init__.py, read without importing it (and torch)."""
     source = (ROOT / 'flatten_mm' / '__init__.py').read_text(encoding='utf-8')
-    match = re.search(r'''(?m)^__version__ *= *['"]([^'"]+)['"]''', source)
+    match = re.search(r"""(?m)^__version__ *= *['"]([^'"]+)['"]""", source)
     if match is None:
         raise RuntimeError("flatten_mm/__init__.py has no line `__version__ = '…'`")
     return match.group(1)

@@ -31,7 +31,7 @@ RULES: tuple[tuple[str, str], ...] = (
         '`make env MAX_JOBS=1` (about 2 GiB free memory are enough).',
     ),
     (
-        r'(?m)(c\+\+|g\+\+|gcc|clang\+\+): (command )?not found|'
+        r'(c\+\+|g\+\+|gcc|clang\+\+): (command )?not found|'
         r'unable to execute \'?\S*(c\+\+|g\+\+|gcc|clang)|'
         r'No such file or directory: \'\S*(c\+\+|g\+\+|gcc|clang\+\+)\'|'
         r'command \'\S*(c\+\+|g\+\+|gcc|clang)\S*\' failed: No such file',
@@ -47,7 +47,7 @@ RULES: tuple[tuple[str, str], ...] = (
         'in use, for example python3.11-dev).',
     ),
     (
-        r'(?m)fatal error: \'?(vector|cstddef|string|stdlib\.h|stdio\.h|limits\.h)\'?'
+        r'fatal error: \'?(vector|cstddef|string|stdlib\.h|stdio\.h|limits\.h)\'?'
         r'(: No such file| file not found)',
         'The C++ standard library headers are missing: `apt-get install g++ libc6-dev`.',
     ),
@@ -76,7 +76,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (
         r'Could not find a version that satisfies the requirement (?P<what>\S+).*'
         r'\(from versions: none\)|'
-        r'(?m)^(ERROR: .*|pip\._vendor\.\S*)(ConnectionPool|ConnectionError|ReadTimeoutError|'
+        r'^(ERROR: .*|pip\._vendor\.\S*)(ConnectionPool|ConnectionError|ReadTimeoutError|'
         r'ConnectTimeout|ProtocolError|IncompleteRead|NewConnectionError|NameResolutionError|'
         r'ProxyError|SSLError)',
         'The package registry could not be reached: check the network (or the proxy, or the '
@@ -105,7 +105,7 @@ def explain(log: str, returncode: int) -> str:
         error (at most 200 characters).
     """
     for pattern, sentence in RULES:
-        match = re.search(pattern, log)
+        match = re.search(pattern, log, re.MULTILINE)
         if match:
             return sentence.format(**match.groupdict())
     if returncode == -signal.SIGKILL:

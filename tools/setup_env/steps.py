@@ -136,19 +136,21 @@ def install_mmcv(runner: Runner) -> None:
     env, say = runner.env, runner.progress.say
     jobs = str(build_jobs())
     options = {'describe': describe_build, 'MMCV_WITH_OPS': '1', 'MAX_JOBS': jobs}
-    building = (
-        f'mmcv: compiling its C++ operators, {jobs} at a time. This takes about 14 minutes on '
-        '2 cores, once: pip keeps the result'
-    )
-    ready = 'mmcv' in env.installed() or env.has_cached_wheel(f'mmcv=={env.pins("mmcv")["mmcv"]}')
-    if not ready:
-        check_compiler(env)
-        say(building)
     arguments = ['-v', '--no-deps', '--no-build-isolation']
+    building = (
+        f'mmcv: compiling its C++ operators, {jobs} at a time; about 14 minutes on 2 free cores'
+    )
+    installed = 'mmcv' in env.installed()
+    kept = not installed and env.has_cached_wheel(f'mmcv=={env.pins("mmcv")["mmcv"]}')
+    if kept:
+        say('mmcv: taking the wheel that pip kept from an earlier build')
+    elif not installed:
+        check_compiler(env)
+        say(f'{building}, once (pip keeps the result)')
     runner.pip(*arguments, **options)
     problem = env.import_problem('import torch, mmcv._ext')
-    if problem and ready:
-        say('the mmcv wheel that pip kept does not fit this torch: its operators do not load')
+    if problem and (installed or kept):
+        say('that mmcv was built for another torch (its operators do not load): building it again')
         check_compiler(env)
         say(building)
         arguments += ['--no-cache-dir', '--force-reinstall', '--no-binary', 'mmcv']
