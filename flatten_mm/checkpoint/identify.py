@@ -75,19 +75,22 @@ class Identity:
 
 def identify(state_dict: Mapping[str, Tensor]) -> Identity | None:
     """Family, size and attention of a state dict under any prefix; None for other models."""
-    for family, (_, marker, width_key) in _FAMILIES.items():
-        prefix = _prefix_before(marker, state_dict)
-        if prefix is None or prefix + width_key not in state_dict:
-            continue
-        keys = [key[len(prefix):] for key in state_dict if key.startswith(prefix)]
-        width = state_dict[prefix + width_key].shape[0]
-        focused = _focused_blocks(keys)
-        if family == 'deit':
-            focused = _quarters(focused[0])
-        depths = tuple(len(stage) for stage in focused)
-        size = _SIZES.get((family, width, depths))
-        return Identity(family, size, _letters(focused), width, depths)
-    return None
+    family, prefix = _family_and_prefix(state_dict)
+    if family is None:
+        return None
+    keys = [key[len(prefix):] for key in state_dict if key.startswith(prefix)]
+    width = state_dict[prefix + _FAMILIES[family][2]].shape[0]
+    focused = _focused_blocks(keys)
+    if family == 'deit':
+        focused = _quarters(focused[0])
+    depths = tuple(len(stage) for stage in focused)
+    size = _SIZES.get((family, width, depths))
+    return Identity(family, size, _letters(focused), width, depths)
+
+
+def backbone_prefix(state_dict: Mapping[str, Tensor]) -> str:
+    """What stands before the names of the backbone in a state dict of one of the families."""
+    return _family_and_prefix(state_dict)[1]
 
 
 def stage_and_block(key: str) -> tuple[int, int] | None:
@@ -98,6 +101,15 @@ def stage_and_block(key: str) -> tuple[int, int] | None:
     layer, block, stage, index = match.groups()
     number = int(layer) if layer else int(block or stage or 1) - 1
     return number, int(index)
+
+
+def _family_and_prefix(keys: Mapping[str, Tensor]) -> tuple[str | None, str]:
+    """The family whose marker is among the keys, and what stands before it."""
+    for family, (_, marker, width_key) in _FAMILIES.items():
+        prefix = _prefix_before(marker, keys)
+        if prefix is not None and prefix + width_key in keys:
+            return family, prefix
+    return None, ''
 
 
 def _prefix_before(marker: str, keys: Iterable[str]) -> str | None:

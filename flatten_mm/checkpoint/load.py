@@ -18,7 +18,7 @@ from .identify import identify, stage_and_block
 from .read import Checkpoint, CheckpointError, read_checkpoint
 
 # Buffers that a model computes by itself.
-_RECOMPUTED = re.compile(r'(^|\.)(attn_mask|relative_position_index)$')
+RECOMPUTED = re.compile(r'(^|\.)(attn_mask|relative_position_index)$')
 # Position tables by name: how each is interpolated, and the attribute beside it that holds its
 # grid in the model (none for a bias table, which lies on a square of window offsets).
 _TABLES = (
@@ -135,15 +135,15 @@ def fit_state_dict(module: nn.Module, checkpoint: Checkpoint
     Raises:
         CheckpointError: see :func:`load_backbone`.
     """
-    target = {name: t for name, t in module.state_dict().items() if not _RECOMPUTED.search(name)}
+    target = {name: t for name, t in module.state_dict().items() if not RECOMPUTED.search(name)}
     prefix = find_prefix(checkpoint.state_dict, target)
     source = {name[len(prefix):]: tensor for name, tensor in checkpoint.state_dict.items()
               if name.startswith(prefix)}
     outside = [name for name in checkpoint.state_dict if not name.startswith(prefix)]
     report = LoadReport(str(checkpoint), prefix, type(module).__name__,
                         str(identify(checkpoint.state_dict) or 'not of a family known here'))
-    report.recomputed = [name for name in source if _RECOMPUTED.search(name)]
-    source = {name: t for name, t in source.items() if not _RECOMPUTED.search(name)}
+    report.recomputed = [name for name in source if RECOMPUTED.search(name)]
+    source = {name: t for name, t in source.items() if not RECOMPUTED.search(name)}
 
     source, report.merged = _match_lepe_branches(source, target)
     _drop_extra_tokens(source, target, report)

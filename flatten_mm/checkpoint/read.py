@@ -1,6 +1,7 @@
 """Reading a checkpoint file of any accepted layout without running code from it."""
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import string
@@ -28,7 +29,15 @@ _META_KEYS = ('epoch', 'iter', 'max_accuracy', 'metric', 'arch', 'meta')
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read, or is not the model's; the message names the file and why."""
+    """A checkpoint cannot be read, or is not the model's; the message names the file and why.
+
+    Args:
+        message: one line; whatever in it cannot be printed (names in a file may hold anything) is
+            shown as a question mark.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(''.join(c if c.isprintable() else '?' for c in message))
 
 
 @dataclass
@@ -73,10 +82,11 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointError: the file is damaged, of another kind, or tries to run something.
     """
     path = _local_file(path)
-    if path.is_dir():
-        raise CheckpointError(f'{path} is a folder; expected a checkpoint file')
     if not path.exists():
         raise FileNotFoundError(f'checkpoint {path} does not exist')
+    if not path.is_file():
+        kind = 'a folder' if path.is_dir() else 'no regular file'
+        raise CheckpointError(f'{path} is {kind}; expected a checkpoint file')
     kind = _sniff(path)
     if kind == 'safetensors':
         return _read_safetensors(path)
@@ -93,7 +103,9 @@ def _local_file(path: str | Path) -> Path:
             raise CheckpointError(f"cannot fetch {path}: '{url.scheme}://' is not supported; "
                                   'give a local path or an http(s) URL')
         return Path(path).expanduser()
-    target = Path(torch.hub.get_dir(), 'checkpoints', Path(url.path).name)
+    # Hosts serve different files under one name, so the name alone would not do.
+    key = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    target = Path(torch.hub.get_dir(), 'checkpoints', f'{key}-{Path(url.path).name}')
     if get_rank() == 0 and not target.exists():
         _download(str(path), target)
     barrier()
@@ -112,8 +124,11 @@ def _download(url: str, target: Path) -> None:
 
 def _sniff(path: Path) -> str:
     """Kind of file by its first bytes: 'torch', 'torch (legacy)' or 'safetensors'."""
-    with path.open('rb') as file:
-        head = file.read(256)
+    try:
+        with path.open('rb') as file:
+            head = file.read(256)
+    except OSError as error:
+        raise CheckpointError(f'{path} cannot be opened: {error.strerror}') from error
     if not head:
         raise CheckpointError(f'{path} is empty; copy or download it again')
     if head.startswith(b'PK\x03\x04'):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _compat_pickle
 import collections
 import pickle
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,11 @@ class _SafeUnpickler(pickle._Unpickler):  # the one in Python: its opcodes can b
         else:
             super().load_binpersid()
 
+    def load_bytearray8(self) -> None:
+        # The inherited one fills as much memory as a damaged length says before it reads.
+        length, = struct.unpack('<Q', self.read(8))
+        self.append(bytearray(self.read(length)))
+
     dispatch = {
         **pickle._Unpickler.dispatch,
         pickle.REDUCE[0]: load_reduce,
@@ -217,6 +223,7 @@ class _SafeUnpickler(pickle._Unpickler):  # the one in Python: its opcodes can b
         pickle.OBJ[0]: load_obj,
         pickle.BUILD[0]: load_build,
         pickle.BINPERSID[0]: load_binpersid,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
     }
 
 

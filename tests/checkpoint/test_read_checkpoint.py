@@ -8,6 +8,7 @@ import operator
 import os
 import pickle
 import random
+import resource
 import subprocess
 import sys
 import tarfile
@@ -359,10 +360,13 @@ def test_other_archives_and_places(tmp_path, weights):
     path = tmp_path / 'photos.pth'
     with zipfile.ZipFile(path, 'w') as archive:
         archive.writestr('photos/1.jpg', b'x')
-    assert_told(path, r'zip archive but not a checkpoint.*photos/1\.jpg')
+        archive.writestr('photos/\n\x1b[2J.jpg', b'x')
+    assert_told(path, r'zip archive but not a checkpoint.*photos/1\.jpg, photos/\?\?\[2J')
     assert_told(tmp_path, 'is a folder')
     with pytest.raises(FileNotFoundError, match=r'nowhere\.pth does not exist'):
         read_checkpoint(tmp_path / 'nowhere.pth')
+    os.mkfifo(tmp_path / 'pipe.pth')  # opening it would wait forever
+    assert_told(tmp_path / 'pipe.pth', 'no regular file')
     assert_told(saved(tmp_path, [1, 2]), 'holds a list')
     assert_told(saved(tmp_path, {'epoch': 1, 'lr': 2.}), 'entries are epoch, lr')
     assert_told(saved(tmp_path, {}), 'entries are none')
@@ -421,6 +425,15 @@ def test_any_mutation_reads_or_is_told(tmp_path, weights, legacy):
     assert outcomes == {'read', 'told'}
 
 
+def test_a_damaged_length_takes_no_memory(tmp_path):
+    path = tmp_path / 'file.pth'
+    magic = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)
+    path.write_bytes(magic + b'\x80\x05' + pickle.BYTEARRAY8 + (2**31).to_bytes(8, 'little') + b'.')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert_told(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+
+
 # ---- switches and addresses
 
 
@@ -435,6 +448,8 @@ def test_url_is_downloaded_once_and_read_safely(tmp_path, weights, monkeypatch):
     folder.mkdir()
     saved(folder, {'model': weights}, 'good.pth')
     saved(folder, {'model': Call(os.system, 'true')}, 'bad.pth')
+    (folder / 'other').mkdir()
+    saved(folder / 'other', {'model': {'a': torch.ones(1)}}, 'good.pth')
     requests = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -450,6 +465,7 @@ def test_url_is_downloaded_once_and_read_safely(tmp_path, weights, monkeypatch):
         for _ in range(2):
             assert_same(read_checkpoint(f'{base}/good.pth').state_dict, weights)
         assert requests == ['/good.pth']
+        assert list(read_checkpoint(f'{base}/other/good.pth').state_dict) == ['a']
         with pytest.raises(CheckpointError, match=r'posix\.system'):
             read_checkpoint(f'{base}/bad.pth')
         with pytest.raises(CheckpointError, match='cannot download .*404'):
