@@ -122,6 +122,15 @@ def _numpy_dtype(code: str, *_: Any) -> Any:
     return np.dtype(code) if code in known else Placeholder('numpy.dtype')
 
 
+def _history_method(owner: Any, name: Any) -> Any:
+    """mmengine's log history, in every checkpoint of its Runner, names its own four methods."""
+    history = 'mmengine.logging.history_buffer.HistoryBuffer'
+    if isinstance(owner, Global) and owner.full_name == history and name in (
+            'min', 'max', 'mean', 'current'):
+        return Placeholder(f'{history}.{name}')
+    raise HostileFileError('builtins.getattr')
+
+
 _REBUILDERS: dict[str, Callable] = {
     'collections.OrderedDict': collections.OrderedDict,
     'torch._utils._rebuild_tensor': _tensor,
@@ -137,6 +146,7 @@ _REBUILDERS: dict[str, Callable] = {
     'builtins.frozenset': frozenset,
     'builtins.slice': slice,
     'builtins.complex': complex,
+    'builtins.getattr': _history_method,
 }
 
 

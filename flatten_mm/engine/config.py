@@ -157,6 +157,8 @@ def _read(path: Path) -> Config:
 def _reason(error: Exception) -> str:
     if isinstance(error, ImportError) and error.__cause__ is not None:
         return one_line(error.__cause__)  # mmengine's own message lists the whole sys.path
+    if isinstance(error, (ValueError, FileNotFoundError)):  # those say what is wrong
+        return one_line(error)
     return f'{type(error).__name__}: {one_line(error)}'
 
 

@@ -17,9 +17,12 @@ _ALPHA = 0.5
 
 
 def class_colours(count: int, palette: Sequence[Sequence[int]] | None) -> list[Colour]:
-    """A colour a class: the palette's, or hues as far apart as ``count`` allows."""
-    if palette is not None and len(palette) >= count:
-        return [tuple(int(value) for value in colour[:3]) for colour in palette[:count]]
+    """A colour a class: the palette's, or hues as far apart as ``count`` allows.
+
+    A palette of another length is that of other classes (mmdet keeps COCO's when classes change).
+    """
+    if palette is not None and len(palette) == count:
+        return [tuple(int(value) for value in colour[:3]) for colour in palette]
     colours = []
     for i in range(count):
         # neighbours in number get far hues, and two rings of brightness
@@ -75,8 +78,8 @@ def draw_detection(image: np.ndarray, boxes: np.ndarray, labels: Sequence[str],
     picture = _enlarged(blended.astype(np.uint8))
     scale = picture.width / image.shape[1]
     draw = ImageDraw.Draw(picture)
-    font = _font(max(11, _text_size(picture) * 2 // 3))
-    line = max(1, round(min(picture.size) / 400))
+    font = _font(max(13, _text_size(picture) * 3 // 4))
+    line = max(2, round(max(picture.size) / 400))
     for box, colour in zip(boxes * scale, colours):
         draw.rectangle([float(value) for value in box], outline=colour, width=line)
     # names last, so that no box crosses them

@@ -12,15 +12,17 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import Dataset
 
 from .config import scope_of
-from .errors import UserError
+from .errors import UserError, reported_as
 from .runner import warn
 
 _MAX_IMAGES_CHECKED = 2000  # a stat each: a second or so, also over a network
+_EMPTY = ('the {split} data set is empty: {source} brings no image that can be used; check that it '
+          'holds annotations of the classes of the config (filter_cfg drops images without)')
 # Where the number of classes of a module is not that of the data set.
 _OTHER_CLASSES = ('backbone', 'rpn_head', 'panoptic', 'semantic_head')
 
@@ -72,7 +74,7 @@ def check_dataset(dataset: Dataset, split: str) -> None:
         if not isinstance(part, BaseDataset):
             continue
         if len(part) == 0:
-            raise UserError(_empty_sentence(part, split))
+            raise UserError(_EMPTY.format(split=split, source=part.ann_file or part.data_prefix))
         step = max(1, len(part) // _MAX_IMAGES_CHECKED)
         paths = [path for i in range(0, len(part), step) for path in _files(part.get_data_info(i))]
         missing = [path for path in paths if not os.path.exists(path)]
@@ -80,7 +82,7 @@ def check_dataset(dataset: Dataset, split: str) -> None:
             raise UserError(
                 f'{len(missing)} of {len(paths)} files checked of the {split} data set do not '
                 f'exist, the first being {missing[0]}; check data_root, data_prefix and suffixes')
-        _check_coco_classes(part, split)
+        _check_coco(part, split)
 
 
 def check_classes(model: nn.Module, dataset: Dataset, split: str) -> None:
@@ -121,7 +123,7 @@ def check_runner_data(runner: Runner, *splits: str) -> None:
     """
     model = getattr(runner.model, 'module', runner.model)
     for split in splits:
-        loop = getattr(runner, f'{split}_loop')  # builds it
+        loop = _build_loop(runner, split)
         if loop is None:
             continue
         dataset = loop.dataloader.dataset
@@ -145,14 +147,18 @@ def _check_dataset_cfg(dataset: dict, split: str, scope: str) -> None:
     # ImageNet and others that know a split add it to these paths themselves
     if dataset.get('split'):
         prefix = {}
-    for value in prefix.values():
-        folder = os.path.join(root, os.path.expanduser(value)) if isinstance(value, str) else ''
-        if folder and _is_local(folder) and not os.path.isdir(folder):
+    for key, value in prefix.items():
+        folder = _joined(root, value) if isinstance(value, str) else ''
+        if not folder or not _is_local(folder):
+            continue
+        if not os.path.isdir(folder):
             raise UserError(f'folder {folder} of the {split} data set does not exist; '
                             f'expected: {layout}')
+        if scope == 'mmseg' and key == 'img_path' and not dataset.get('ann_file'):
+            _check_suffix(dataset, signature, folder, split)
     ann_file = dataset.get('ann_file')
     if isinstance(ann_file, str) and ann_file and not dataset.get('split'):
-        path = os.path.join(root, os.path.expanduser(ann_file))
+        path = _joined(root, ann_file)
         if _is_local(path) and not os.path.exists(path):
             raise UserError(f'annotation file {path} of the {split} data set does not exist; '
                             f'expected: {layout}')
@@ -169,38 +175,57 @@ def _layout(dataset: dict, signature: dict, scope: str) -> str:
     images = prefix.get('img_path') or prefix.get('img') or ''
     root = dataset.get('data_root') or ''
     if scope == 'mmseg':
-        labels = os.path.join(root, prefix.get('seg_map_path') or '')
-        return (f'images {os.path.join(root, images)}/NAME{default("img_suffix", ".jpg")} and '
-                f'label maps {labels}/NAME{default("seg_map_suffix", ".png")}')
+        labels = _joined(root, prefix.get('seg_map_path'))
+        return (f'images {_joined(root, images)}/NAME{default("img_suffix", ".*")} and '
+                f'label maps {labels}/NAME{default("seg_map_suffix", ".*")}')
     ann_file = dataset.get('ann_file')
     if scope == 'mmdet':
-        return (f'annotations {os.path.join(root, ann_file or "")} and the images they name in '
-                f'{os.path.join(root, images)}/')
+        return (f'annotations {_joined(root, ann_file)} and the images they name in '
+                f'{_joined(root, images)}')
     if ann_file:
-        return (f'a list {os.path.join(root, ann_file)} of lines "image label" and the images in '
-                f'{os.path.join(root, images)}/')
-    return f'a folder a class, {os.path.join(root, images)}/CLASS/NAME.jpg'
+        return (f'a list {_joined(root, ann_file)} of lines "image label" and the images in '
+                f'{_joined(root, images)}')
+    return f'a folder a class, {_joined(root, images)}/CLASS/NAME.jpg'
 
 
-def _empty_sentence(dataset: BaseDataset, split: str) -> str:
-    prefix = dataset.data_prefix or {}
-    folder = prefix.get('img_path') or prefix.get('img')
-    suffix = getattr(dataset, 'img_suffix', None)
-    if suffix and folder and not dataset.ann_file:
+def _joined(root: str, path: str | None) -> str:
+    """A path of a data set as mm joins it, without the slash at its end."""
+    path = os.path.join(root, os.path.expanduser(path or ''))
+    return path.rstrip('/') or path
+
+
+def _check_suffix(dataset: dict, signature: dict, folder: str, split: str) -> None:
+    """mmseg takes every file with the suffix, so that a wrong one gives an empty data set."""
+    suffix = dataset.get('img_suffix', signature.get('img_suffix'))
+    if isinstance(suffix, str) and not any(Path(folder).rglob(f'*{suffix}')):
         found = sorted({path.suffix for path in islice(Path(folder).rglob('*.*'), 1000)})
-        return (f'no image NAME{suffix} in {folder} of the {split} data set '
-                f'(found: {", ".join(found) or "nothing"}); set img_suffix or the folder')
-    source = dataset.ann_file or folder
-    return (f'the {split} data set is empty: {source} holds no image that can be used; check that '
-            'it holds annotations of the classes of the config (filter_cfg drops images without)')
+        raise UserError(f'no image NAME{suffix} in {folder} of the {split} data set '
+                        f'(found: {", ".join(found) or "nothing"}); set img_suffix or the folder')
 
 
-def _check_coco_classes(dataset: BaseDataset, split: str) -> None:
+def _build_loop(runner: Runner, split: str) -> BaseLoop | None:
+    """The loop of ``split`` with its data set, which the runner builds when first asked."""
+    dataset = (runner.cfg.get(f'{split}_dataloader') or {}).get('dataset') or {}
+    try:
+        with reported_as(f'cannot build the {split} data set or its loop'):
+            return getattr(runner, f'{split}_loop')
+    except UserError as error:
+        if 'at least one array to concatenate' in str(error):  # mmengine serializes no images
+            leaf = next(_dataset_cfgs(dataset))
+            raise UserError(_EMPTY.format(
+                split=split, source=leaf.get('ann_file') or leaf.get('data_prefix'))) from error
+        raise
+
+
+def _check_coco(dataset: BaseDataset, split: str) -> None:
     """mmdet numbers classes in the order of the file, and drops names the file does not hold."""
     if not hasattr(dataset, 'cat_ids') or not str(dataset.ann_file).endswith('.json'):
         return
     with open(dataset.ann_file, encoding='utf-8') as file:
         content = json.load(file)
+    if split != 'train' and 'info' not in content:
+        raise UserError(f'{dataset.ann_file} has no "info" entry, without which pycocotools '
+                        'cannot evaluate; add "info": {} to it')
     names = [item['name'] for item in content.get('categories', ())]
     classes = list(dataset.metainfo['classes'])
     absent = [name for name in classes if name not in names]
@@ -249,19 +274,15 @@ def _files(info: dict) -> Iterator[str]:
 
 
 def _signature(dataset: dict, scope: str) -> dict:
-    """Parameters of the data set's class and of its bases, with their defaults."""
+    """Parameters of the data set's class, with their defaults."""
     kind = dataset.get('type')
     if isinstance(kind, str):
         with DATASETS.switch_scope_and_registry(scope) as registry:
             kind = registry.get(kind)
     if kind is None:
         return {}  # building it says what is wrong
-    parameters: dict = {}
-    for base in reversed(inspect.getmro(kind)):
-        if '__init__' in vars(base):
-            for name, value in inspect.signature(base.__init__).parameters.items():
-                parameters[name] = value.default
-    return parameters
+    # of the class itself: what it hands to its bases it may set there as well
+    return {name: value.default for name, value in inspect.signature(kind).parameters.items()}
 
 
 def _local_backend(dataset: dict) -> bool:

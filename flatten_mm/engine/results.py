@@ -73,8 +73,8 @@ class Describer:
                   for label, count in zip(labels, pixels)]
         entry = dict(classes=sorted(shares, key=lambda item: -item['share']))
         names = [self._name(i) for i in range(int(labels.max()) + 1)]
-        colours = class_colours(len(names), self.colours)
-        return Result(entry, draw_segmentation(image, label_map, names, colours), label_map)
+        overlay = draw_segmentation(image, label_map, names, self._colours_of(len(names)))
+        return Result(entry, overlay, label_map)
 
     def _detection(self, image: np.ndarray, sample: BaseDataElement) -> Result:
         found = _need(sample, 'pred_instances').cpu().numpy()
@@ -97,8 +97,12 @@ class Describer:
         """The colour of the class; with a single class, a colour an instance tells more."""
         if len(self.classes) == 1:
             return class_colours(len(labels), None)
-        colours = class_colours(int(max(labels, default=0)) + 1, self.colours)
+        colours = self._colours_of(int(max(labels, default=0)) + 1)
         return [colours[label] for label in labels]
+
+    def _colours_of(self, count: int) -> list[Colour]:
+        """Colours of the first ``count`` classes, which may be more than have a name."""
+        return self.colours if count <= len(self.colours) else class_colours(count, None)
 
     def _classification(self, image: np.ndarray, sample: BaseDataElement) -> Result:
         scores = _need(sample, 'pred_score').cpu().numpy()
