@@ -1,0 +1,6 @@
+_base_ = './mask-rcnn_flatten-pvtv2-b0_fpn_1x_coco.py'
+model = dict(
+    backbone=dict(
+        arch='b1',
+        init_cfg=dict(checkpoint='{{$FLATTEN_CHECKPOINTS:checkpoints}}/flatten_pvt_v2_b1.pth')),
+    neck=dict(in_channels=[64, 128, 320, 512]))

@@ -1,0 +1,7 @@
+# Swin-B: the same with softmax attention in 7x7 windows.
+_base_ = './cascade-mask-rcnn_flatten-swin-b_fpn_ms-crop-3x_coco.py'
+model = dict(
+    backbone=dict(
+        attn_type='SSSS',
+        init_cfg=dict(
+            checkpoint='https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_base_patch4_window7_224.pth')))

@@ -1,0 +1,7 @@
+# CSwin-B at its own depths, which FLatten-CSwin-B does not keep: the paper's baseline.
+_base_ = './flatten-cswin-base-softmax_16xb64_in1k.py'
+model = dict(
+    backbone=dict(
+        arch=dict(
+            _delete_=True, embed_dims=96, depths=[2, 4, 32, 2], num_heads=[4, 8, 16, 32],
+            mlp_ratio=4.)))

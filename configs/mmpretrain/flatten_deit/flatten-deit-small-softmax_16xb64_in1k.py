@@ -1,0 +1,3 @@
+# DeiT-S without its class token: the same with softmax attention.
+_base_ = './flatten-deit-small_16xb64_in1k.py'
+model = dict(backbone=dict(attn_type='SSSS'))

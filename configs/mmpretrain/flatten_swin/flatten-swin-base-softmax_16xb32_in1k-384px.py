@@ -1,0 +1,6 @@
+# Swin-B: the same with softmax attention in 12x12 windows.
+_base_ = './flatten-swin-base_16xb32_in1k-384px.py'
+checkpoint = '{{$FLATTEN_CHECKPOINTS:checkpoints}}/flatten_swin_b_softmax_classifier.pth'
+model = dict(
+    backbone=dict(attn_type='SSSS', init_cfg=dict(checkpoint=checkpoint)),
+    head=dict(init_cfg=dict(checkpoint=checkpoint)))

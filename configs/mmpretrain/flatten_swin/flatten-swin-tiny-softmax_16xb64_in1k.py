@@ -1,0 +1,3 @@
+# Swin-T: the same with softmax attention in 7x7 windows.
+_base_ = './flatten-swin-tiny_16xb64_in1k.py'
+model = dict(backbone=dict(attn_type='SSSS'))

@@ -1,0 +1,5 @@
+_base_ = './fpn_flatten-pvt-t_4xb4-40k_ade20k-512x512.py'
+model = dict(
+    backbone=dict(
+        arch='small',
+        init_cfg=dict(checkpoint='{{$FLATTEN_CHECKPOINTS:checkpoints}}/flatten_pvt_s.pth')))
