@@ -227,7 +227,7 @@ HOSTILE = {
     'subprocess.Popen': lambda mark: Call(subprocess.Popen, ['touch', mark]),
     'builtins.eval': lambda mark: Call(eval, f'open({mark!r}, "w")'),
     'builtins.exec': lambda mark: Call(exec, f'open({mark!r}, "w")'),
-    'builtins.getattr': lambda mark: Call(getattr, Call(__import__, 'os'), 'system'),
+    'builtins.getattr': lambda mark: Call(getattr, torch.nn.Module, '__call__'),
     'builtins.__import__': lambda mark: Call(__import__, 'os'),
     'io.open': lambda mark: Call(open, mark, 'w'),
     'functools.partial': lambda mark: Call(functools.partial, owners_function),
