@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parent
 
 # Where `mim` looks for the configs and tools of an installed package.
 MIM = Path('flatten_mm', '.mim')
-TOOLS = ('train.py', 'test.py', 'infer.py')
 
 
 def version() -> str:
@@ -42,7 +41,7 @@ class BuildWithConfigs(build_py):
         """(file in the source tree, where it goes) of everything for `.mim`."""
         configs = (ROOT / 'configs').rglob('*')
         files = [path for path in configs if path.suffix in ('.py', '.yml', '.yaml', '.md')]
-        files += [ROOT / 'tools' / name for name in TOOLS]
+        files += (ROOT / 'tools').glob('*.py')
         if (ROOT / 'model-index.yml').exists():
             files.append(ROOT / 'model-index.yml')
         folder = Path(self.build_lib) / MIM

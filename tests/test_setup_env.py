@@ -382,7 +382,7 @@ def test_kept_wheel_that_loads_is_not_built_again(
     env.has_cached_wheel = lambda requirement: True
     fake = FakeMmcv(env, monkeypatch, loads_after=1)
     steps.install_mmcv(fake.runner)
-    assert len(fake.calls) == 1 and '14 minutes' not in fake.output.getvalue()
+    assert len(fake.calls) == 1 and 'minutes' not in fake.output.getvalue()
 
 
 def test_new_build_whose_operators_do_not_load_is_an_error(
@@ -392,7 +392,7 @@ def test_new_build_whose_operators_do_not_load_is_an_error(
     fake = FakeMmcv(env, monkeypatch, loads_after=9)
     with pytest.raises(SetupError, match='undefined symbol'):
         steps.install_mmcv(fake.runner)
-    assert len(fake.calls) == 1 and '14 minutes' in fake.output.getvalue()
+    assert len(fake.calls) == 1 and 'minutes' in fake.output.getvalue()
 
 
 def test_build_progress_counts_compiled_files() -> None:

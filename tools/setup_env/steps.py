@@ -132,13 +132,13 @@ def install_without_needs(runner: Runner) -> None:
 
 
 def install_mmcv(runner: Runner) -> None:
-    """Installs mmcv: the wheel pip kept from an earlier build, or a new build of 14 minutes."""
+    """Installs mmcv: the wheel pip kept from an earlier build, or a build of many minutes."""
     env, say = runner.env, runner.progress.say
     jobs = str(build_jobs())
     options = {'describe': describe_build, 'MMCV_WITH_OPS': '1', 'MAX_JOBS': jobs}
     arguments = ['-v', '--no-deps', '--no-build-isolation']
     building = (
-        f'mmcv: compiling its C++ operators, {jobs} at a time; about 14 minutes on 2 free cores'
+        f'mmcv: compiling its C++ operators, {jobs} at a time; 7 to 14 minutes on 2 free cores'
     )
     installed = 'mmcv' in env.installed()
     kept = not installed and env.has_cached_wheel(f'mmcv=={env.pins("mmcv")["mmcv"]}')
@@ -202,7 +202,7 @@ STACKS: dict[str, tuple[Step, ...]] = {
     'official': (
         Step('venv', 'making the virtual environment', make_venv),
         Step('build', 'build tools', install, ('build',)),
-        Step('torch', 'torch, numpy, opencv (3 GiB to fetch)', install_torch, ('torch',)),
+        Step('torch', 'torch, numpy, opencv (up to 3 GiB to fetch)', install_torch, ('torch',)),
         Step('libraries', 'libraries and test tools', install, ('runtime', 'dev')),
         Step(
             'openmmlab',
