@@ -86,7 +86,7 @@ default_hooks = dict(
 
 
 def loader(shuffle, dataset):
-    return dict(batch_size=2, num_workers=0, dataset=dataset,
+    return dict(batch_size=2 if shuffle else 1, num_workers=0, dataset=dataset,
                 sampler=dict(type='InfiniteSampler' if shuffle else 'DefaultSampler',
                              shuffle=shuffle))
 
@@ -110,7 +110,8 @@ model = dict(
     decode_head=dict(type='FPNHead', in_channels=[8, 8, 16, 16], in_index=[0, 1, 2, 3],
                      feature_strides=[4, 8, 16, 32], channels=8, num_classes=3,
                      norm_cfg=dict(type='BN'), align_corners=False,
-                     loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True)))
+                     loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True)),
+    train_cfg=dict(), test_cfg=dict(mode='whole'))
 
 
 def shapes(split, pipeline):
@@ -161,7 +162,8 @@ model = dict(
         mask_head=dict(type='FCNMaskHead', num_convs=1, in_channels=8, conv_out_channels=8,
                        num_classes=2, loss_mask=dict(type='CrossEntropyLoss', use_mask=True))),
     train_cfg=dict(
-        rpn=dict(assigner=iou, sampler=sampler, allowed_border=-1, pos_weight=-1),
+        rpn=dict(assigner=iou, sampler=dict(sampler, add_gt_as_proposals=False),
+                 allowed_border=-1, pos_weight=-1),
         rpn_proposal=dict(nms_pre=50, max_per_img=20, nms=nms, min_bbox_size=0),
         rcnn=dict(assigner=iou, sampler=sampler, mask_size=14, pos_weight=-1)),
     test_cfg=dict(rpn=dict(nms_pre=50, max_per_img=10, nms=nms, min_bbox_size=0),

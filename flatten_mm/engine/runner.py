@@ -86,7 +86,7 @@ def rethrow(error: Exception) -> None:
 
     Raises:
         UserError: ``error`` is a missing or unreadable file, a label outside the classes of the
-            head, a file that cannot be fetched, or a full memory.
+            head, a batch of unequal images, a file that cannot be fetched, or a full memory.
     """
     text = one_line(error)
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
@@ -98,6 +98,9 @@ def rethrow(error: Exception) -> None:
             f'an annotation holds a label outside the classes of the head ({text}); the head\'s '
             'num_classes and the classes of the data set must cover every label but the ignored '
             'one (255)') from error
+    if 'image size in a batch should be the same' in text:  # mmseg, in validation and test
+        raise UserError('images of a batch differ in size; set batch_size=1 in val_dataloader and '
+                        'test_dataloader, or resize without keep_ratio') from error
     if isinstance(error, OSError) and 'urlopen' in text:
         raise UserError(f'a file named by a URL cannot be fetched: {text}') from error
     if isinstance(error, torch.cuda.OutOfMemoryError):

@@ -76,6 +76,7 @@ def test_config_without_training():
     (FileNotFoundError(2, 'No such file', 'x.jpg'), 'x.jpg'),
     (AssertionError('failed to load image: x.jpg'), 'image cannot be read: failed.*x.jpg'),
     (IndexError('Target 12 is out of bounds.'), 'outside the classes of the head .Target 12'),
+    (AssertionError('The image size in a batch should be the same.'), 'batch_size=1'),
     (torch.cuda.OutOfMemoryError('no 2 GiB left'), '--amp'),
 ])
 def test_errors_that_data_explain(error, message):
