@@ -12,7 +12,7 @@ from mmengine.device import get_device
 from mmengine.hooks import Hook
 from mmengine.runner import Runner, find_latest_checkpoint
 
-from .errors import UserError
+from .errors import UserError, one_line
 from .folders import refuse_used_work_dir, work_dir_of
 from .preflight import check_data_paths, check_pretrained, check_runner_data
 from .runner import build_runner, is_main_process, rethrow, warn
@@ -61,12 +61,28 @@ def train(
     runner = build_runner(cfg)
     check_runner_data(runner, *splits)
     _check_start(runner, cfg)
+    start = _Start()
+    runner.register_hook(start)
     try:
         runner.train()
+    except UserError:
+        raise
     except Exception as error:
         rethrow(error)
+        if not start.made:
+            raise UserError(f'training cannot start: {type(error).__name__}: '
+                            f'{one_line(error)}') from error
         raise
     return runner
+
+
+class _Start(Hook):
+    """Tells whether optimizer, schedules and weights were ready, all of which configs name."""
+
+    made = False
+
+    def before_train(self, runner: Runner) -> None:
+        self.made = True
 
 
 class _ResumeState(Hook):

@@ -148,6 +148,14 @@ def test_unknown_backbone_setting(data, run, tmp_path):
     assert 'XX' in result.error
 
 
+def test_unknown_setting_of_the_optimizer(data, run, tmp_path):
+    config = write_config('mmpretrain', tmp_path, data, **{'lr=1e-3': 'learning_rate=1e-3'})
+    result = run('train', config)
+    assert result.code == 1
+    assert 'training cannot start' in result.error
+    assert 'learning_rate' in result.error
+
+
 def test_load_from_reports_what_fits(trained, run, tmp_path):
     done = trained('mmpretrain')
     torch.save(dict(state_dict={'other.weight': torch.ones(1)}), tmp_path / 'other.pth')
