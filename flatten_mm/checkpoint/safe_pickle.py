@@ -122,12 +122,13 @@ def _numpy_dtype(code: str, *_: Any) -> Any:
     return np.dtype(code) if code in known else Placeholder('numpy.dtype')
 
 
-def _history_method(owner: Any, name: Any) -> Any:
+def _history_method(*args: Any) -> Any:
     """mmengine's log history, in every checkpoint of its Runner, names its own four methods."""
     history = 'mmengine.logging.history_buffer.HistoryBuffer'
-    if isinstance(owner, Global) and owner.full_name == history and name in (
-            'min', 'max', 'mean', 'current'):
-        return Placeholder(f'{history}.{name}')
+    owner, *names = args or (None,)
+    if (isinstance(owner, Global) and owner.full_name == history
+            and names in (['min'], ['max'], ['mean'], ['current'])):
+        return Placeholder(f'{history}.{names[0]}')
     raise HostileFileError('builtins.getattr')
 
 

@@ -100,6 +100,9 @@ def test_prefix_is_chosen_by_shapes_before_names():
               'teacher.net.a.weight': torch.zeros(2), 'teacher.net.b.weight': torch.zeros(3)}
     assert find_prefix(source, target) == 'teacher.net.'
     assert find_prefix({'other': torch.zeros(1)}, target) == ''
+    # Of equals the shorter: the model before a copy of it inside a larger one.
+    copies = {f'{p}{k}': v for p in ('copy.', '', 'a.b.') for k, v in target.items()}
+    assert find_prefix(copies, target) == ''
 
 
 def test_report_and_log(tmp_path, caplog):

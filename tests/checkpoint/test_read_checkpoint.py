@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from mmengine.logging import HistoryBuffer
 
 from flatten_mm.checkpoint import CheckpointError, read_checkpoint
 
@@ -55,7 +56,8 @@ LAYOUTS = {
     'released': ('model', lambda w: {'model': w}),
     'mm': ('state_dict', lambda w: {'meta': {'epoch': 3, 'cfg': 'x = 1'}, 'state_dict': w,
                                     'optimizer': {'state': {0: {'exp_avg': torch.ones(2)}}},
-                                    'message_hub': {'log': np.arange(3.)}}),
+                                    'message_hub': {'log_scalars': {
+                                        'loss': HistoryBuffer(np.arange(3.), np.ones(3))}}}),
     'timm with an average': ('state_dict_ema', lambda w: {
         'state_dict': {k: v * 0 for k, v in w.items()}, 'state_dict_ema': w}),
     'DeiT with an average': ('model_ema', lambda w: {
@@ -255,6 +257,9 @@ def test_a_call_is_refused_by_name(tmp_path, weights, name, legacy):
     ('os.system', b'(S"true"\nios\nsystem\n'),
     ('nt.system', b'(cnt\nsystem\nS"true"\no'),
     ('os.system', b'cos\nsystem\n)\x81'),
+    ('builtins.getattr', b'c__builtin__\ngetattr\n('
+     b'cmmengine.logging.history_buffer\nHistoryBuffer\nS"min"\nNtR'),
+    ('builtins.getattr', b'c__builtin__\ngetattr\n)R'),
     ('pickle.loads', b'c__builtin__\nset\n(ccPickle\nloads\nltR'),
 ])
 def test_a_crafted_call_is_refused_by_name(tmp_path, weights, name, opcodes):
