@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import mmcv
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
 
 from .analysis.contact_sheet import (
     DetectedImage,
@@ -161,12 +163,11 @@ def _draw_detections(runner: Runner) -> Figure:
     return detection_sheet(samples, dataset.metainfo['classes'], dataset.metainfo['palette'])
 
 
-def _predictions(runner: Runner):
+def _predictions(runner: Runner) -> Iterator[tuple[np.ndarray, BaseDataElement]]:
     """(RGB image, data sample with truth and prediction) of the first held-out images."""
     loader = runner.val_dataloader
     runner.model.eval()
     for index in range(min(_SHEET_IMAGES, len(loader.dataset))):
-        data = loader.dataset[index]
-        image = np.ascontiguousarray(data['inputs'].permute(1, 2, 0).numpy()[..., ::-1])
         with torch.no_grad():
-            yield image, runner.model.test_step(loader.collate_fn([data]))[0]
+            sample = runner.model.test_step(loader.collate_fn([loader.dataset[index]]))[0]
+        yield mmcv.imread(sample.img_path, channel_order='rgb'), sample

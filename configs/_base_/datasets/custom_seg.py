@@ -27,7 +27,7 @@ custom_imports = dict(
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations'),
-    dict(type='RandomResize', scale=scale, ratio_range=(0.5, 2.0), keep_ratio=True),
+    dict(type='RandomResize', scale=scale, ratio_range=(0.75, 1.75), keep_ratio=True),
     dict(type='RandomCrop', crop_size=img_size, cat_max_ratio=0.75),
     dict(type='RandomFlip', prob=0.5),
     dict(type='PhotoMetricDistortion'),

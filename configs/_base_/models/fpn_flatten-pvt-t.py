@@ -22,6 +22,7 @@ model = dict(
         num_classes=150,
         norm_cfg=dict(type='BN', requires_grad=True),
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0)),
+        # the mean over labelled pixels: padding and void do not dilute it
+        loss_decode=dict(type='CrossEntropyLoss', loss_weight=1.0, avg_non_ignore=True)),
     train_cfg=dict(),
     test_cfg=dict(mode='whole'))
