@@ -2,8 +2,19 @@
 
 The core knows tokens, heads and a grid. Projections, windows, stripes and spatial reduction
 belong to the families and happen around it.
+
+How it is made cheap, with the released result:
+
+* f_p(c x) = c f_p(x), so each token is divided by its largest element first and no power can
+  overflow or vanish, whatever the precision of the input.
+* The query's norm is one number a token; it cancels between numerator and normaliser but for the
+  1e-6, which is divided by it instead. No pass over the queries is spent on it.
+* Numerator and normaliser come from one product: the mean key is a last column of K^T V.
+* Autograd keeps q, k and v only; the element-wise maps are computed again in the backward pass.
 """
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,51 +25,191 @@ from .grid import Size, TableResizer, depthwise_conv
 EPS = 1e-6  # of the released models: added to relu(x) and to the normaliser
 
 
+class _Focused(NamedTuple):
+    """What the focused map makes of tokens; f_p(x) is ``powered * peak * norm / powered_norm``."""
+
+    direction: Tensor | None  # (B, N, C), x over its peak
+    powered: Tensor  # (B, N, C), direction to the power p
+    norm: Tensor  # (B, N, 1), of direction, at least 1
+    powered_norm: Tensor  # (B, N, 1), of powered, at least 1
+    peak: Tensor  # (B, N, 1), the largest element of x
+
+    @property
+    def gain(self) -> Tensor:
+        """(B, N, 1): what ``powered`` is multiplied with for the norm to be that of x."""
+        return self.peak * self.norm / self.powered_norm
+
+
+def _focus(x: Tensor, p: float, keep_direction: bool = False) -> _Focused:
+    """Focus positive tokens (B, N, C). Overwrites ``x``."""
+    peak = x.amax(dim=-1, keepdim=True)
+    direction = x.div_(peak)
+    norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    powered = direction**p if keep_direction else direction.pow_(p)
+    powered_norm = torch.linalg.vector_norm(powered, dim=-1, keepdim=True)
+    return _Focused(direction if keep_direction else None, powered, norm, powered_norm, peak)
+
+
 def focused_map(x: Tensor, focusing_factor: float = 3) -> Tensor:
     """f_p: sharpen the direction of each token, keep its norm (equation 4 of the paper).
 
     Args:
-        x: (..., C), every element positive.
+        x: (B, N, C), every element positive.
         focusing_factor: the power p; 1 leaves x as it is.
 
     Returns:
-        (..., C) with ``|f(x)| = |x|`` along the last axis.
+        (B, N, C) with ``|f(x)| = |x|`` along the last axis.
     """
-    # f_p(c x) = c f_p(x): divided by its peak, no element overflows or all underflow in a power.
-    peak = x.detach().amax(dim=-1, keepdim=True)
-    x = x / peak
-    powered = x**focusing_factor
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    powered_norm = torch.linalg.vector_norm(powered, dim=-1, keepdim=True)
-    return powered * (peak * norm / powered_norm)
+    focused = _focus(x.clone(), focusing_factor)
+    return focused.powered * focused.gain
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int, num_keys: Tensor | int = 0,
-                     eps: float = EPS) -> Tensor:
-    """Linear attention of non-negative queries and keys, in O(N) (equation 2 of the paper).
+def _wide(x: Tensor) -> Tensor:
+    """``x`` in at least fp32, where powers, norms and sums over tokens are taken."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _scaled_positive(x: Tensor, inverse_scale: Tensor, encoding: Tensor | None = None) -> Tensor:
+    """(relu(x + encoding) + 1e-6) / scale in a new tensor of at least fp32."""
+    x = F.relu(x) if encoding is None else (x + encoding).relu_()
+    return _wide(x).add_(EPS).mul_(inverse_scale)
+
+
+def _split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, C) -> (B, h, N, d), a view."""
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+def _merge_heads(x: Tensor) -> Tensor:
+    """(B, h, N, d) -> (B, N, C)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, inverse_scale: Tensor, p: float, num_heads: int,
+            valid_keys: Tensor | None, encoding: Tensor | None = None
+            ) -> tuple[Tensor, Tensor, Tensor]:
+    """Focused linear attention: output (B, N, C), [K^T V | mean k] and the normaliser."""
+    focused = _focus(_scaled_positive(k, inverse_scale, encoding), p)
+    keys = focused.powered.mul_(focused.gain)
+    if valid_keys is not None:
+        keys.mul_(valid_keys)
+    keys = _split_heads(keys, num_heads)
+    kv = keys.transpose(-2, -1) @ _split_heads(_wide(v), num_heads)
+    kv = torch.cat((kv, keys.sum(dim=-2).unsqueeze(-1)), dim=-1)  # (B, h, d, d + 1)
+    kv = kv / _count(k, valid_keys)
+
+    focused = _focus(_scaled_positive(q, inverse_scale), p)
+    mixed = _split_heads(focused.powered, num_heads) @ kv  # (B, h, N, d + 1)
+    normaliser = mixed[..., -1:] + (EPS / focused.gain).unsqueeze(1)  # (B, h, N, 1)
+    # Straight into the layout of the heads side by side, in the dtype of v.
+    out = torch.empty(q.shape, dtype=v.dtype, device=v.device)
+    torch.div(mixed[..., :-1].transpose(1, 2), normaliser.transpose(1, 2),
+              out=out.unflatten(2, (num_heads, -1)))
+    return out, kv, normaliser
+
+
+def _count(k: Tensor, valid_keys: Tensor | None) -> Tensor | int:
+    """Number of keys that count: an int, or (B, 1, 1, 1)."""
+    return k.shape[1] if valid_keys is None else valid_keys.sum(dim=1).view(-1, 1, 1, 1)
+
+
+class _FocusedLinearAttention(torch.autograd.Function):
+    """:func:`_attend` whose backward pass keeps q, k, v and what is as small as K^T V."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, inverse_scale, p, num_heads, valid_keys):
+        out, kv, normaliser = _attend(q, k, v, inverse_scale, p, num_heads, valid_keys)
+        ctx.save_for_backward(q, k, v, inverse_scale, kv, normaliser, valid_keys)
+        ctx.p, ctx.num_heads = p, num_heads
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        q, k, v, inverse_scale, kv, normaliser, valid_keys = ctx.saved_tensors
+        p, heads = ctx.p, ctx.num_heads
+        key_values, mean_key = kv[..., :-1], kv[..., -1:]
+
+        # out = numerator / normaliser in each head; the sum of grad * out needs no product of
+        # its own, as it is the sum of query * (gradient of the query through the numerator).
+        focused = _focus(_scaled_positive(q, inverse_scale), p, keep_direction=True)
+        queries = _split_heads(focused.powered, heads)
+        d_numerator = _split_heads(_wide(grad), heads) / normaliser
+        d_queries = d_numerator @ key_values.transpose(-2, -1)
+        d_normaliser = (queries * d_queries).sum(dim=-1, keepdim=True).div_(-normaliser)
+        d_kv = queries.transpose(-2, -1) @ d_numerator
+        d_mean_key = (queries * d_normaliser).sum(dim=-2, keepdim=True)
+        d_queries = d_queries.add_(d_normaliser * mean_key.transpose(-2, -1))
+        d_gain = d_normaliser.sum(dim=1) * (-EPS / focused.gain**2)
+        d_q, d_scale = _focus_backward(_merge_heads(d_queries), d_gain, focused, p, q,
+                                       inverse_scale)
+
+        count = _count(k, valid_keys)
+        d_kv, d_mean_key = d_kv / count, d_mean_key / count
+        focused = _focus(_scaled_positive(k, inverse_scale), p, keep_direction=True)
+        gain = focused.gain if valid_keys is None else focused.gain * valid_keys
+        keys = _split_heads(focused.powered * gain, heads)
+        d_v = _merge_heads(keys @ d_kv)
+        d_keys = _split_heads(_wide(v), heads) @ d_kv.transpose(-2, -1)
+        d_keys = _merge_heads(d_keys.add_(d_mean_key))
+        if valid_keys is not None:
+            d_keys.mul_(valid_keys)
+        d_gain = (d_keys * focused.powered).sum(dim=-1, keepdim=True)
+        d_k, d_key_scale = _focus_backward(d_keys.mul_(focused.gain), d_gain, focused, p, k,
+                                           inverse_scale)
+        return (d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_scale + d_key_scale,
+                None, None, None)
+
+
+def _focus_backward(d_powered: Tensor, d_gain: Tensor, focused: _Focused, p: float, x: Tensor,
+                    inverse_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Through the focused map and the scaling to ``x``. Overwrites ``d_powered``.
+
+    ``powered`` and ``gain`` are functions of the direction; its peak is a constant, since f_p
+    does not depend on what x is divided by. Returns the gradients of x and of the inverse scale.
+    """
+    direction, powered, norm, powered_norm, peak = focused
+    # gain = peak * norm / powered_norm
+    d_norm = d_gain * peak / powered_norm
+    d_powered_norm = -d_norm * norm / powered_norm
+    d_direction = d_powered.add_(powered * (d_powered_norm / powered_norm))
+    d_direction = d_direction.mul_(p * direction**(p - 1))
+    d_direction = d_direction.add_(direction * (d_norm / norm))
+    d_scale = (d_direction * direction).sum(dim=(0, 1), keepdim=True) / inverse_scale
+    return d_direction.mul_(inverse_scale / peak).mul_(x > 0), d_scale
+
+
+def focused_linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, num_heads: int,
+                             focusing_factor: float = 3, valid_keys: Tensor | None = None,
+                             encoding: Tensor | None = None) -> Tensor:
+    """Linear attention of focused queries and keys, in O(N) (equations 2 to 5 of the paper).
+
+    ``phi(q) (phi(k)^T v / n) / (phi(q) . mean phi(k) + 1e-6)`` in each head, with
+    ``phi(x) = f_p((relu(x) + 1e-6) / scale)`` and f_p over all C channels; k + encoding for k.
 
     Args:
-        q: (B, N, C), non-negative.
-        k: (B, M, C), non-negative.
+        q: (B, N, C).
+        k: (B, M, C).
         v: (B, M, C).
+        scale: (1, 1, C), positive.
         num_heads: h, a divisor of C.
-        num_keys: keys that count in the mean, a number or (B, 1, 1); 0 means M.
-        eps: added to the normaliser.
+        focusing_factor: p.
+        valid_keys: (B, M, 1) bool, False for tokens that are no keys; None: all are.
+        encoding: (1, M, C), added to k.
 
     Returns:
-        (B, N, C), heads concatenated: ``q (k^T v / n) / (q . mean(k) + eps)`` in each head.
+        (B, N, C), heads concatenated, in the dtype of v. Inside, at least fp32.
     """
-    B, N, C = q.shape
-    num_keys = num_keys if isinstance(num_keys, Tensor) else num_keys or k.shape[1]
-    k_mean = k.sum(dim=1, keepdim=True) / num_keys  # (B, 1, C)
-    q, k, v, k_mean = (t.unflatten(2, (num_heads, -1)).transpose(1, 2) for t in (q, k, v, k_mean))
-    if isinstance(num_keys, Tensor):
-        num_keys = num_keys[..., None]
-    kv = k.transpose(-2, -1) @ v / num_keys  # (B, h, d, d)
-    # One product gives numerator and normaliser: the mean key is the last column.
-    mixed = q @ torch.cat((kv, k_mean.transpose(-2, -1)), dim=-1)  # (B, h, N, d + 1)
-    out = mixed[..., :-1] / (mixed[..., -1:] + eps)
-    return out.transpose(1, 2).reshape(B, N, C)
+    with torch.autocast(q.device.type, enabled=False):
+        inverse_scale = _wide(scale).reciprocal()
+        inputs = (q, k, v, inverse_scale, encoding)
+        if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad
+                                                  for t in inputs):
+            return _attend(q, k, v, inverse_scale, focusing_factor, num_heads, valid_keys,
+                           encoding)[0]
+        k = k if encoding is None else k + encoding
+        return _FocusedLinearAttention.apply(q, k, v, inverse_scale, focusing_factor, num_heads,
+                                             valid_keys)
 
 
 class FocusedAttention(nn.Module):
@@ -106,20 +257,9 @@ class FocusedAttention(nn.Module):
         encoding = self.resize_encoding(self.positional_encoding, self.key_grid, key_hw)
         if valid_keys is not None:
             v = v * valid_keys
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, wide_v, encoding, scale = (
-                t if t.dtype == torch.float64 else t.float()
-                for t in (q, k, v, encoding, self.scale)
-            )
-            scale = F.softplus(scale)
-            q = focused_map((F.relu(q) + EPS) / scale, self.focusing_factor)
-            k = focused_map((F.relu(k + encoding) + EPS) / scale, self.focusing_factor)
-            num_keys: Tensor | int = k.shape[1]
-            if valid_keys is not None:
-                k = k * valid_keys
-                num_keys = valid_keys.sum(dim=1, keepdim=True)
-            out = linear_attention(q, k, wide_v, self.num_heads, num_keys)
-        return out.to(v.dtype) + self.restore_rank(v, query_hw)
+        out = focused_linear_attention(q, k, v, F.softplus(_wide(self.scale)), self.num_heads,
+                                       self.focusing_factor, valid_keys, encoding)
+        return out.add_(self.restore_rank(v, query_hw))
 
     def restore_rank(self, v: Tensor, hw: Size) -> Tensor:
         """Depthwise convolution of V on its grid (section 3.3.2 of the paper).
@@ -128,8 +268,7 @@ class FocusedAttention(nn.Module):
         is brought to H * W tokens by linear interpolation along the flattened token axis, as the
         released PVT models do.
         """
-        B, M, C = v.shape
-        if hw[0] * hw[1] != M:
+        if hw[0] * hw[1] != v.shape[1]:
             v = F.interpolate(v.transpose(1, 2), size=hw[0] * hw[1], mode='linear').transpose(1, 2)
         weight = self.dwc.weight.repeat(self.num_heads, 1, 1, 1)
         return depthwise_conv(v, hw, weight, self.dwc.bias.repeat(self.num_heads))

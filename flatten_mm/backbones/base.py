@@ -18,26 +18,6 @@ from ..attention.grid import Size, TableResizer
 FOCUSED, SOFTMAX = 'focused', 'softmax'
 
 
-class Mlp(nn.Module):
-    """fc1, GELU, fc2 on tokens: (B, N, C) -> (B, N, C).
-
-    Args:
-        embed_dims: C.
-        hidden_dims: width between the two layers.
-        drop_rate: dropout after each layer.
-    """
-
-    def __init__(self, embed_dims: int, hidden_dims: int, drop_rate: float = 0.) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(embed_dims, hidden_dims)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden_dims, embed_dims)
-        self.drop = nn.Dropout(drop_rate)
-
-    def forward(self, x: Tensor, hw: Size | None = None) -> Tensor:
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
-
-
 class Block(nn.Module):
     """Pre-norm block of every family: x += attn(norm1(x)); x += mlp(norm2(x)).
 
@@ -63,8 +43,9 @@ class Block(nn.Module):
         return self.attn(x, hw)
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
-        x = x + self.drop_path(self.mix(self.norm1(x), hw))
-        return x + self.drop_path(self.mlp(self.norm2(x), hw))
+        # Added in place to what the branch has made: one large tensor less to allocate.
+        x = self.drop_path(self.mix(self.norm1(x), hw)).add_(x)
+        return self.drop_path(self.mlp(self.norm2(x), hw)).add_(x)
 
 
 class FLattenBackbone(BaseModule):

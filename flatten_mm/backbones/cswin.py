@@ -9,16 +9,17 @@ from torch import Tensor, nn
 
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, Windows, conv_with_full_cell, depthwise_conv
+from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
 from .base import (
     FOCUSED,
     Block,
     FLattenBackbone,
-    Mlp,
     fresh_norm_name,
     to_map,
     to_tokens,
 )
+from .feed_forward import Mlp
 
 WHOLE_MAP, FULL_HEIGHT, FULL_WIDTH = 'whole map', 'full height', 'full width'
 
@@ -94,16 +95,16 @@ class CSwinBlock(Block):
     def __init__(self, embed_dims: int, branches: list[nn.Module], mlp: nn.Module,
                  qkv_bias: bool, drop_rate: float, drop_path: float) -> None:
         super().__init__(embed_dims, None, mlp, drop_path, eps=1e-5)
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.qkv = Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
         self.attns = nn.ModuleList(branches)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.proj = Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(drop_rate)
 
     def mix(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C): each branch on its run of the channels of q, k and v."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        shares = zip(*(t.chunk(len(self.attns), dim=-1) for t in (q, k, v)))
-        out = [attn.attend_in_stripes(*share, hw) for attn, share in zip(self.attns, shares)]
+        count = len(self.attns)
+        parts = project(self.qkv, x, 3 * count)  # q of each branch, k of each, v of each
+        out = [attn.attend_in_stripes(*parts[i::count], hw) for i, attn in enumerate(self.attns)]
         return self.proj_drop(self.proj(torch.cat(out, dim=-1)))
 
 

@@ -14,8 +14,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..attention.grid import Size, TableResizer
+from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
-from .base import FOCUSED, Block, FLattenBackbone, Mlp, to_map, to_tokens
+from .base import FOCUSED, Block, FLattenBackbone, to_map, to_tokens
+from .feed_forward import Mlp
 from .swin import FocusedWindowAttention
 
 PYRAMID_SCALES = (4, 2, 1, 0.5)  # of the maps of the four quarters, with ``pyramid=True``
@@ -27,13 +29,13 @@ class SoftmaxGlobalAttention(SoftmaxAttention):
     def __init__(self, embed_dims: int, num_heads: int, qkv_bias: bool, drop_rate: float,
                  attn_drop_rate: float) -> None:
         super().__init__(num_heads, attn_drop_rate)
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.qkv = Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.proj = Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(drop_rate)
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = project(self.qkv, x, 3)
         return self.proj_drop(self.proj(self.attend(q, k, v, hw, hw)))
 
 

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, TableResizer, conv_with_full_cell
+from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
-from .base import FOCUSED, Block, FLattenBackbone, Mlp, to_map, to_tokens
+from .base import FOCUSED, Block, FLattenBackbone, to_map, to_tokens
+from .feed_forward import Mlp
 
 POOLED_HW: Size = (7, 7)  # key grid of PVTv2's linear variant, whatever the map
 
@@ -24,9 +26,9 @@ class SpatialReduction:
 
     def build_projections(self, embed_dims: int, sr_ratio: int, linear: bool, qkv_bias: bool,
                           drop_rate: float) -> None:
-        self.q = nn.Linear(embed_dims, embed_dims, bias=qkv_bias)
-        self.kv = nn.Linear(embed_dims, 2 * embed_dims, bias=qkv_bias)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.q = Linear(embed_dims, embed_dims, bias=qkv_bias)
+        self.kv = Linear(embed_dims, 2 * embed_dims, bias=qkv_bias)
+        self.proj = Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(drop_rate)
         self.pooled = linear
         if linear:
@@ -54,7 +56,7 @@ class SpatialReduction:
         """(B, H * W, C) -> (B, H * W, C)."""
         q = self.q(x)
         source, key_hw = self.reduce(x, hw)
-        k, v = self.kv(source).chunk(2, dim=-1)
+        k, v = project(self.kv, source, 2)
         return self.proj_drop(self.proj(self.attend(q, k, v, hw, key_hw)))
 
 

@@ -6,39 +6,10 @@ from collections.abc import Sequence
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..attention.grid import Size, depthwise_conv
+from ..attention.grid import Size
 from .base import init_conv_by_fan_out
+from .feed_forward import ConvMlp
 from .pvt import PatchEmbed, PVTPyramid
-
-
-class DepthwiseConv(nn.Module):
-    """3x3 depthwise convolution of tokens; the released name is ``dwconv.dwconv``."""
-
-    def __init__(self, dims: int) -> None:
-        super().__init__()
-        self.dwconv = nn.Conv2d(dims, dims, 3, padding=1, groups=dims)
-
-    def forward(self, x: Tensor, hw: Size) -> Tensor:
-        """(B, H * W, C) -> (B, H * W, C)."""
-        return depthwise_conv(x, hw, self.dwconv.weight, self.dwconv.bias)
-
-
-class ConvMlp(nn.Module):
-    """fc1, (ReLU in the linear variant), 3x3 depthwise convolution, GELU, fc2."""
-
-    def __init__(self, embed_dims: int, hidden_dims: int, drop_rate: float, linear: bool) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(embed_dims, hidden_dims)
-        self.relu = nn.ReLU() if linear else nn.Identity()
-        self.dwconv = DepthwiseConv(hidden_dims)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden_dims, embed_dims)
-        self.drop = nn.Dropout(drop_rate)
-
-    def forward(self, x: Tensor, hw: Size) -> Tensor:
-        """(B, H * W, C) -> (B, H * W, C)."""
-        x = self.act(self.dwconv(self.relu(self.fc1(x)), hw))
-        return self.drop(self.fc2(self.drop(x)))
 
 
 @MODELS.register_module()

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, TableResizer, Windows
+from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
 from .base import (
     FOCUSED,
     Block,
     FLattenBackbone,
-    Mlp,
     fresh_norm_name,
     to_map,
     to_tokens,
     trunc_normal,
 )
+from .feed_forward import Mlp
 
 MASKED_LOGIT = -100.  # what Swin adds to the logits of pairs that may not see each other
 
@@ -44,8 +45,8 @@ class FocusedWindowAttention(FocusedAttention):
         super().__init__(embed_dims, num_heads, window_hw, **focused_cfg)
         self.is_global = is_global
         self.shifted = shifted
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.qkv = Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.proj = Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(drop_rate)
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
@@ -54,7 +55,7 @@ class FocusedWindowAttention(FocusedAttention):
         valid = windows.valid_tokens(x.device)
         if valid is not None:
             valid = valid.repeat(x.shape[0], 1, 1)  # (B * nW, h * w, 1)
-        q, k, v = self.qkv(windows.split(x)).chunk(3, dim=-1)
+        q, k, v = project(self.qkv, windows.split(x), 3)
         side = windows.window_hw
         return self.proj_drop(self.proj(windows.merge(self.attend(q, k, v, side, side, valid))))
 
@@ -71,8 +72,8 @@ class SoftmaxWindowAttention(SoftmaxAttention):
         super().__init__(num_heads, attn_drop_rate)
         self.window_hw = window_hw
         self.shifted = shifted
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
-        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.qkv = Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.proj = Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(drop_rate)
         offsets = (2 * window_hw[0] - 1) * (2 * window_hw[1] - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
@@ -92,7 +93,7 @@ class SoftmaxWindowAttention(SoftmaxAttention):
         """(B, H * W, C) -> (B, H * W, C)."""
         B, _, C = x.shape
         windows = Windows.over(hw, self.window_hw, self.shifted)
-        q, k, v = self.qkv(windows.split(x)).chunk(3, dim=-1)
+        q, k, v = project(self.qkv, windows.split(x), 3)
         bias = self.relative_bias(windows.window_hw).to(q.dtype)
         visible = windows.attention_mask(x.device)
         if visible is not None:
@@ -109,7 +110,7 @@ class PatchMerging(nn.Module):
     def __init__(self, embed_dims: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4 * embed_dims)
-        self.reduction = nn.Linear(4 * embed_dims, 2 * embed_dims, bias=False)
+        self.reduction = Linear(4 * embed_dims, 2 * embed_dims, bias=False)
 
     def forward(self, x: Tensor, hw: Size) -> tuple[Tensor, Size]:
         """(B, H * W, C) -> (B, ceil(H / 2) * ceil(W / 2), 2 C) and its grid."""

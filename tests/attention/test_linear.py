@@ -1,0 +1,65 @@
+"""The product on the faster library is torch's linear layer, values and gradients."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flatten_mm.attention.linear import Linear, linear, product, project, uses_onednn
+
+LAYOUTS = {
+    'dense': lambda: torch.randn(2, 50, 24),
+    'slice': lambda: torch.randn(2, 50, 48)[..., 24:],
+    'transposed': lambda: torch.randn(2, 24, 50).transpose(1, 2),
+    'one row': lambda: torch.randn(1, 1, 24),
+    'two dimensions': lambda: torch.randn(50, 24),
+}
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('bias', [True, False])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_equals_torch(layout, bias, dtype) -> None:
+    x = LAYOUTS[layout]().to(dtype)
+    weight = torch.randn(36, 24, dtype=dtype)
+    inputs = [x, weight] + ([torch.randn(36, dtype=dtype)] if bias else [])
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    ours, theirs = linear(*inputs), F.linear(*inputs)
+    torch.testing.assert_close(ours, theirs)
+    grad = torch.randn_like(ours)
+    for a, b in zip(torch.autograd.grad(ours, inputs, grad), torch.autograd.grad(
+            theirs, inputs, grad)):
+        torch.testing.assert_close(a, b, rtol=1e-4 if dtype == torch.float32 else None,
+                                   atol=1e-4 if dtype == torch.float32 else None)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(*inputs), theirs)
+
+
+def test_odd_layouts_of_the_weight() -> None:
+    x, weight = torch.randn(40, 24), torch.randn(36, 48)[:, :24]
+    for w in (weight, torch.randn(24, 40)[:, :36].t()):
+        torch.testing.assert_close(product(x, w), F.linear(x, w))
+
+
+def test_empty_input() -> None:
+    assert linear(torch.randn(0, 24), torch.randn(36, 24)).shape == (0, 36)
+
+
+def test_under_autocast_the_dtype_is_autocasts() -> None:
+    x = torch.randn(4, 24)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert not uses_onednn(x)
+        assert Linear(24, 36)(x).dtype == torch.bfloat16
+
+
+def test_result_may_be_changed_in_place() -> None:
+    layer, x = Linear(24, 24), torch.randn(2, 5, 24, requires_grad=True)
+    layer(x).add_(x).sum().backward()
+    torch.testing.assert_close(x.grad, 1 + layer.weight.sum(0).expand_as(x))
+
+
+def test_parts_are_those_of_the_packed_product() -> None:
+    packed, x = torch.nn.Linear(24, 36), torch.randn(2, 5, 24)
+    for part, expected in zip(project(packed, x, 3), packed(x).chunk(3, -1)):
+        torch.testing.assert_close(part, expected)
+        assert part.is_contiguous()

@@ -1,0 +1,48 @@
+"""The fast PVT against the eager restatement of the released computation."""
+from __future__ import annotations
+
+import pytest
+import torch
+from released import as_released, saved_bytes
+
+from flatten_mm import FLattenPVT
+
+
+@pytest.fixture(scope='module')
+def models() -> tuple[torch.nn.Module, torch.nn.Module]:
+    torch.manual_seed(0)
+    ours = FLattenPVT('tiny', drop_path_rate=0.)
+    ours.init_weights()
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if name.endswith(('scale', 'positional_encoding')):
+                parameter.normal_(std=0.1)
+    theirs = as_released(FLattenPVT('tiny', drop_path_rate=0.))
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+@pytest.mark.parametrize('size', [(224, 224), (160, 256)])
+def test_outputs_to_1e_5(models, size) -> None:
+    x = torch.randn(2, 3, *size)
+    with torch.inference_mode():
+        assert max(relative(a, b) for a, b in zip(*(m.eval()(x) for m in models))) < 1e-5
+
+
+def test_gradients_to_1e_5_and_less_memory(models) -> None:
+    x = torch.randn(1, 3, 256, 256)
+    saved, weights = [], None
+    for model in models:
+        model.train().zero_grad()
+        saved.append(saved_bytes(lambda model=model: model(x)))
+        outs = model(x)
+        weights = weights or [torch.randn_like(out) for out in outs]
+        sum((out * weight).sum() for out, weight in zip(outs, weights)).backward()
+    assert saved[0] < 0.65 * saved[1]
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
+        if a.requires_grad:
+            assert relative(a.grad, b.grad) < 1e-5, name

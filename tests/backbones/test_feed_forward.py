@@ -1,0 +1,58 @@
+"""The feed-forward parts against their plain form, in parts and in one."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flatten_mm.backbones import feed_forward
+from flatten_mm.backbones.feed_forward import ConvMlp, Mlp
+
+
+@pytest.fixture(params=[2**19, 64])
+def parts(request, monkeypatch) -> None:
+    """All rows at once, and two rows at a time."""
+    monkeypatch.setattr(feed_forward, 'HIDDEN_ELEMENTS_AT_ONCE', request.param)
+
+
+def plain(mlp: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    hidden = F.linear(x, mlp.fc1.weight, mlp.fc1.bias)
+    if isinstance(mlp, ConvMlp):
+        hidden = mlp.dwconv.dwconv(mlp.relu(hidden).transpose(1, 2).unflatten(2, (3, 5)))
+        hidden = hidden.flatten(2).transpose(1, 2)
+    return F.linear(F.gelu(hidden), mlp.fc2.weight, mlp.fc2.bias)
+
+
+@pytest.mark.parametrize('make', [lambda: Mlp(8, 32), lambda: ConvMlp(8, 32, 0., False),
+                                  lambda: ConvMlp(8, 32, 0., True)])
+def test_values_and_gradients(make, parts) -> None:
+    mlp = make().double()
+    x = torch.randn(2, 15, 8, dtype=torch.float64, requires_grad=True)
+    ours, theirs = mlp(x, (3, 5)), plain(mlp, x)
+    torch.testing.assert_close(ours, theirs)
+    inputs = [x, *mlp.parameters()]
+    grad = torch.randn_like(ours)
+    for a, b in zip(torch.autograd.grad(ours, inputs, grad), torch.autograd.grad(
+            theirs, inputs, grad)):
+        torch.testing.assert_close(a, b)
+    before = x.detach().clone()
+    with torch.no_grad():
+        torch.testing.assert_close(mlp(x, (3, 5)), theirs)
+        torch.testing.assert_close(mlp.float()(x.float(), (3, 5)), theirs.float())
+    assert torch.equal(x, before)
+
+
+def test_dropout_still_drops() -> None:
+    mlp = Mlp(8, 32, drop_rate=0.5).train()
+    x = torch.randn(1, 10, 8)
+    assert not torch.equal(mlp(x), mlp(x))
+    assert torch.equal(mlp.eval()(x), mlp(x))
+
+
+def test_autocast_gradients_have_the_parameters_dtype() -> None:
+    mlp = Mlp(8, 32)
+    with torch.autocast('cpu', torch.bfloat16):
+        out = mlp(torch.randn(1, 10, 8))
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert all(p.grad.dtype == torch.float32 for p in mlp.parameters())
