@@ -76,7 +76,8 @@ def load_config(
             option = next(key for key, value in DATA_VARIABLES.items() if value == name)
             raise UserError(
                 f'config {path} does not read {name}, so --{option.replace("_", "-")} would change '
-                'nothing; use a config for your own data (*custom*) or set the key itself with '
+                'nothing; leave it out (a config dumped into a work dir has its values written '
+                'out), use a config for your own data (*custom*), or set the key itself with '
                 '--cfg-options')
     if cfg_options:
         _merge_options(cfg, cfg_options)

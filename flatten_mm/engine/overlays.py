@@ -12,7 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
 
-_MIN_SIDE = 512  # smaller images are enlarged, so that text beside them is not larger than they
+# Smaller images are enlarged: beside them text would outgrow them, on them hide what it names.
+_MIN_SIDE = 512
+_MIN_SIDE_UNDER_TEXT = 1024
 _ALPHA = 0.5
 
 
@@ -75,10 +77,12 @@ def draw_detection(image: np.ndarray, boxes: np.ndarray, labels: Sequence[str],
         for mask, colour in zip(masks, colours):
             blended[mask] = (1 - _ALPHA) * blended[mask] + _ALPHA * np.array(colour)
             blended[_outline(mask)] = colour
-    picture = _enlarged(blended.astype(np.uint8))
+    picture = _enlarged(blended.astype(np.uint8), _MIN_SIDE_UNDER_TEXT)
     scale = picture.width / image.shape[1]
     draw = ImageDraw.Draw(picture)
-    font = _font(max(13, _text_size(picture) * 3 // 4))
+    sides = (boxes[:, 2:] - boxes[:, :2]) * scale
+    font = _font(round(np.clip(np.median(sides) / 4, 11, _text_size(picture) * 3 / 4))
+                 if len(boxes) else 11)
     line = max(2, round(max(picture.size) / 400))
     for box, colour in zip(boxes * scale, colours):
         draw.rectangle([float(value) for value in box], outline=colour, width=line)
@@ -106,9 +110,9 @@ def _outline(mask: np.ndarray) -> np.ndarray:
     return mask & ~inner
 
 
-def _enlarged(image: np.ndarray) -> Image.Image:
+def _enlarged(image: np.ndarray, min_side: int = _MIN_SIDE) -> Image.Image:
     picture = Image.fromarray(image)
-    factor = -(-_MIN_SIDE // max(picture.size))  # rounded up
+    factor = -(-min_side // max(picture.size))  # rounded up
     if factor > 1:
         picture = picture.resize((picture.width * factor, picture.height * factor), Image.NEAREST)
     return picture

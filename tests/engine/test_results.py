@@ -52,14 +52,15 @@ def test_legend_longer_than_the_image_is_not_cut():
 
 def test_small_images_are_enlarged_by_whole_factors():
     picture = draw_detection(IMAGE, np.zeros((0, 4)), [], [])
-    assert picture.size == (40 * 13, 30 * 13)
-    assert draw_detection(np.zeros((600, 20, 3), np.uint8), np.zeros((0, 4)), [], []).size \
-        == (20, 600)
+    assert picture.size == (40 * 26, 30 * 26)
+    assert draw_segmentation(IMAGE, np.zeros((30, 40), int), ['sky'], [RED]).height == 30 * 13
+    tall = np.zeros((1100, 20, 3), np.uint8)
+    assert draw_detection(tall, np.zeros((0, 4)), [], []).size == (20, 1100)
 
 
 def test_boxes_are_drawn_where_they_are():
-    image = np.full((600, 600, 3), 100, np.uint8)
-    masks = np.zeros((1, 600, 600), bool)
+    image = np.full((1024, 1024, 3), 100, np.uint8)
+    masks = np.zeros((1, 1024, 1024), bool)
     masks[0, 250:300, 250:300] = True
     drawn = pixels(draw_detection(image, np.array([[200.0, 200, 400, 350]]), ['thing 0.90'],
                                   [RED], masks))
