@@ -114,6 +114,8 @@ def _check_whole(path: Path) -> None:
     try:
         with Image.open(path) as image:
             image.load()
+    except Image.DecompressionBombError:
+        pass  # larger than Pillow likes; satellite images are
     except UnidentifiedImageError:
         if path.stat().st_size == 0:
             raise UnreadableImage('the file is empty') from None

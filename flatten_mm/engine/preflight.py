@@ -185,6 +185,7 @@ def _layout(dataset: dict, signature: dict, scope: str) -> str:
     if ann_file:
         return (f'a list {_joined(root, ann_file)} of lines "image label" and the images in '
                 f'{_joined(root, images)}')
+    images = images or dataset.get('split') or ''  # ImageNet names its folders after the split
     return f'a folder a class, {_joined(root, images)}/CLASS/NAME.jpg'
 
 
@@ -219,7 +220,7 @@ def _build_loop(runner: Runner, split: str) -> BaseLoop | None:
 
 def _check_coco(dataset: BaseDataset, split: str) -> None:
     """mmdet numbers classes in the order of the file, and drops names the file does not hold."""
-    if not hasattr(dataset, 'cat_ids') or not str(dataset.ann_file).endswith('.json'):
+    if not _reads_as_coco(dataset):
         return
     with open(dataset.ann_file, encoding='utf-8') as file:
         content = json.load(file)
@@ -232,7 +233,8 @@ def _check_coco(dataset: BaseDataset, split: str) -> None:
     if absent:
         raise UserError(
             f'class {absent[0]!r} of the {split} data set is not among the categories of '
-            f'{dataset.ann_file} ({", ".join(names[:10])}); names must be equal, capitals too')
+            f'{dataset.ann_file} ({", ".join(names[:10])}); set the classes of its metainfo to '
+            'those names, capitals too')
     in_file = [name for name in names if name in classes]
     if in_file != classes:
         raise UserError(
@@ -242,6 +244,16 @@ def _check_coco(dataset: BaseDataset, split: str) -> None:
     if unused:
         warn(f'{dataset.ann_file}: categories {", ".join(unused)} are not among the classes, '
              'their annotations are left out')
+
+
+def _reads_as_coco(dataset: BaseDataset) -> bool:
+    """Whether the data set is mmdet's CocoDataset or a user's own made of it; mmdet's others
+    (LVIS, Objects365, panoptic) number classes in their own ways."""
+    if not any(base.__name__ == 'CocoDataset' for base in type(dataset).__mro__):
+        return False
+    loader = type(dataset).load_data_list
+    return loader.__qualname__ == 'CocoDataset.load_data_list' or not loader.__module__.startswith(
+        'mmdet.')
 
 
 def _parts(dataset: Dataset) -> Iterator[Dataset]:

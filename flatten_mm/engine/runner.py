@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from pathlib import Path
 
 import torch
 from mmengine.config import Config
+from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
@@ -85,14 +87,17 @@ def rethrow(error: Exception) -> None:
     Anything else is left alone: its traceback is what helps.
 
     Raises:
-        UserError: ``error`` is a missing or unreadable file, a label outside the classes of the
-            head, a batch of unequal images, a file that cannot be fetched, or a full memory.
+        UserError: ``error`` is a missing or unreadable file, data that a data set refuses, a label
+            outside the classes of the head, a batch of unequal images, a file that cannot be
+            fetched, or a full memory.
     """
     text = one_line(error)
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
         raise UserError(f'a file cannot be read: {text}') from error
     if 'failed to load image' in text or 'imdecode' in text or 'imread' in text:
         raise UserError(f'an image cannot be read: {text}') from error
+    if isinstance(error, ValueError) and _in_data_loader(error):
+        raise UserError(f'the data cannot be loaded: {text}') from error
     if isinstance(error, IndexError) and text.startswith('Target '):  # torch's cross entropy
         raise UserError(
             f'an annotation holds a label outside the classes of the head ({text}); the head\'s '
@@ -108,7 +113,13 @@ def rethrow(error: Exception) -> None:
                         f'image size or --amp ({text})') from error
 
 
+def _in_data_loader(error: Exception) -> bool:
+    """Whether an error comes out of torch's DataLoader, that is from a data set or transform."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(f'{os.sep}torch{os.sep}utils{os.sep}data{os.sep}' in frame.filename
+               for frame in frames)
+
+
 def warn(message: str) -> None:
     """Log a warning to mmengine's current logger."""
-    from mmengine.logging import print_log
     print_log(message, logger='current', level=logging.WARNING)

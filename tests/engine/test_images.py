@@ -116,6 +116,12 @@ def test_truncated_image_is_not_half_used(reader, tmp_path, suffix):
         reader.read(path)
 
 
+def test_image_larger_than_pillow_likes(reader, tmp_path, monkeypatch):
+    write_image(tmp_path / 'large.png', RAMP)
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)
+    assert reader.read(tmp_path / 'large.png')['img'].shape == (40, 60, 3)
+
+
 def test_config_whose_pipeline_loads_no_file():
     with pytest.raises(UserError, match='LoadImageFromFile.*found: PackInputs'):
         ImageReader(Config(dict(test_dataloader=dict(dataset=dict(

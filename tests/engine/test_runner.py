@@ -89,6 +89,24 @@ def test_other_errors_keep_their_traceback():
     rethrow(IndexError('list index out of range'))
 
 
+class Refusing(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        raise ValueError('label.png holds the label values [7]')
+
+
+@pytest.mark.parametrize('num_workers', [0, 1])
+def test_data_that_a_data_set_refuses(num_workers):
+    loader = torch.utils.data.DataLoader(Refusing(), num_workers=num_workers)
+    with pytest.raises(ValueError) as info:
+        next(iter(loader))
+    with pytest.raises(UserError, match=r'^the data cannot be loaded: label.png holds .*\[7\]$'):
+        rethrow(info.value)
+    rethrow(ValueError('from elsewhere'))
+
+
 def test_messages_fit_one_line():
     worker = ('Caught FileNotFoundError in DataLoader worker process 0.\n'
               'Original Traceback (most recent call last):\n  File "x.py", line 1\n'
