@@ -42,7 +42,7 @@ class FocusedAttentionStatsHook(Hook):
             FLatten backbone, or one without focused blocks.
     """
 
-    def __init__(self, interval: int = 100, queries: int = 64) -> None:
+    def __init__(self, interval: int = 50, queries: int = 64) -> None:
         for name, value in (('interval', interval), ('queries', queries)):
             if value < 1:
                 raise ValueError(f'FocusedAttentionStatsHook: {name}={value}; expected at least 1')

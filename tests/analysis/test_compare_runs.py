@@ -1,17 +1,13 @@
 """Runs side by side: logs as the mm libraries write them, resumed, killed and incomplete."""
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
-from tiny import write_config, write_data
 
 from flatten_mm.analysis.runs import Cost, markdown_table, read_run, read_runs, runs_figure
-from flatten_mm.engine import UserError, load_config
-
-REPO = Path(__file__).resolve().parents[2]
+from flatten_mm.engine import UserError
 
 
 def write_log(folder: Path, entries: list[dict], stamp: str = '20260101_000000',
@@ -94,41 +90,3 @@ def test_table_and_picture_of_different_tasks(tmp_path):
     assert [axis.get_title() for axis in figure.axes if axis.get_visible()] == [
         'training loss', 'mIoU (%)', 'mAcc (%)', 'box AP (%)']
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [str(seg), str(det)]
-
-
-@pytest.fixture(scope='module')
-def compare_runs():
-    spec = importlib.util.spec_from_file_location('compare_runs_tool',
-                                                  REPO / 'tools' / 'compare_runs.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
-
-
-def test_tool_writes_its_files_once(tmp_path, compare_runs, capsys):
-    work_dir = write_log(tmp_path / 'seg', [step(10, 1.), dict(mIoU=40., mAcc=50., step=10)])
-    write_data(tmp_path / 'data')
-    cfg = load_config(write_config('mmseg', tmp_path, tmp_path / 'data'))
-    cfg.dump(work_dir / '20260101_000000' / 'vis_data' / 'config.py')
-    out = tmp_path / 'out'
-    arguments = [str(work_dir), '--out-dir', str(out), '--shape', '64', '96']
-    assert compare_runs(arguments) == 0
-    assert sorted(file.name for file in out.iterdir()) == ['runs.md', 'runs.png']
-    text = (out / 'runs.md').read_text()
-    assert text in capsys.readouterr().out
-    assert ' at 64x96 |' in text and 'params (M)' in text
-
-    assert compare_runs(arguments) == 1
-    assert 'runs.png exists; choose another --out-dir or give --overwrite' in (
-        capsys.readouterr().err)
-    assert compare_runs([*arguments, '--overwrite']) == 0
-    assert compare_runs([str(tmp_path / 'none'), '--out-dir', str(tmp_path / 'new')]) == 1
-    assert not (tmp_path / 'new').exists()
-
-
-def test_config_that_cannot_be_built_costs_only_its_columns(tmp_path, compare_runs):
-    work_dir = write_log(tmp_path / 'seg', [step(10, 1.)])
-    config = work_dir / '20260101_000000' / 'vis_data' / 'config.py'
-    config.write_text("default_scope = 'mmseg'\nmodel = dict(type='Unknown')\n")
-    assert compare_runs([str(work_dir), '--out-dir', str(tmp_path / 'out')]) == 0
-    assert 'FLOPs' not in (tmp_path / 'out' / 'runs.md').read_text()

@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -18,17 +16,6 @@ from flatten_mm.analysis.models import load_image, load_model
 from flatten_mm.analysis.report import attention_maps, choose
 from flatten_mm.engine import load_config
 
-REPO = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope='module')
-def tool():
-    spec = importlib.util.spec_from_file_location('analyze_attention_tool',
-                                                  REPO / 'tools' / 'analyze_attention.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
-
 
 @pytest.fixture(scope='module')
 def setting(tmp_path_factory):
@@ -41,20 +28,24 @@ def setting(tmp_path_factory):
     return root, configs
 
 
+@pytest.fixture
+def analyze(run):
+    return lambda *argv: run('analyze_attention', *argv)
+
+
 @pytest.mark.parametrize('scope', SCOPES)
-def test_writes_what_it_says(tool, setting, tmp_path, scope, capsys):
+def test_writes_what_it_says(analyze, setting, tmp_path, scope):
     root, configs = setting
     out = tmp_path / 'out'
-    assert tool([str(configs[scope]), str(root / 'photo.png'), '--out-dir', str(out),
-                 '--grid', '1']) == 0
-    said = capsys.readouterr().out
+    result = analyze(configs[scope], root / 'photo.png', '--out-dir', out, '--grid', '1')
+    assert result.code == 0, result.err
     names = {file.name for file in out.iterdir()}
     assert names == {
         'focused_map.png', 'photo_focus.csv', 'photo_focus.json', 'photo_focus.png',
         'photo_stage0_block0_maps.png', 'photo_stage0_block0_rank.json',
         'photo_stage0_block0_rank.png'}
     for name in names:
-        assert f'{out / name}' in said
+        assert f'{out / name}' in result.out
         if name.endswith('.png'):
             with Image.open(out / name) as picture:
                 assert min(picture.size) > 200
@@ -73,30 +64,29 @@ def test_writes_what_it_says(tool, setting, tmp_path, scope, capsys):
     assert ranks[1]['numerical_rank'] <= 8 < ranks[0]['numerical_rank']
 
 
-def test_checkpoint_is_used(tool, setting, tmp_path, capsys):
+def test_checkpoint_is_used(analyze, setting, tmp_path):
     root, configs = setting
     init_default_scope('mmseg')
     model = MODELS.build(load_config(configs['mmseg']).model)
     torch.nn.init.zeros_(model.backbone.block1[0].attn.kv.weight)  # every key alike
     torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'model.pth')
-    arguments = [str(root / 'photo.png'), '--draw', 'focus', '--out-dir']
-    assert tool([str(configs['mmseg']), str(tmp_path / 'model.pth'), *arguments,
-                 str(tmp_path / 'a')]) == 0
+    arguments = (tmp_path / 'model.pth', root / 'photo.png', '--draw', 'focus', '--out-dir')
+    assert analyze(configs['mmseg'], *arguments, tmp_path / 'a').code == 0
     focus = json.loads((tmp_path / 'a' / 'photo_focus.json').read_text())
     assert [row['relative_entropy'] for row in focus if row['stage'] == 0] == pytest.approx([1] * 3)
     assert focus[3]['relative_entropy'] < 0.99
-    assert tool([str(configs['mmdet']), str(tmp_path / 'model.pth'), *arguments,
-                 str(tmp_path / 'b')]) == 1
-    assert 'does not fit the model of the config' in capsys.readouterr().err
+    refused = analyze(configs['mmdet'], *arguments, tmp_path / 'b')
+    assert refused.code == 1
+    assert 'does not fit the model of the config' in refused.error
     assert not (tmp_path / 'b').exists()
 
 
-def test_queries_heads_and_blocks_can_be_chosen(tool, setting, tmp_path):
+def test_queries_heads_and_blocks_can_be_chosen(analyze, setting, tmp_path):
     root, configs = setting
     out = tmp_path / 'out'
-    assert tool([str(configs['mmseg']), str(root / 'photo.png'), '--draw', 'maps', 'rank',
-                 '--stage', '2', '--block', '0', '--head', '1', '--channel', '3',
-                 '--query', '3,5', '74,52', '--out-dir', str(out)]) == 0
+    assert analyze(configs['mmseg'], root / 'photo.png', '--draw', 'maps', 'rank', '--stage', '2',
+                   '--block', '0', '--head', '1', '--channel', '3', '--query', '3,5', '74,52',
+                   '--out-dir', out).code == 0
     assert {file.name for file in out.iterdir()} == {
         'photo_stage2_block0_maps.png', 'photo_stage2_block0_rank.json',
         'photo_stage2_block0_rank.png'}
@@ -131,41 +121,36 @@ def test_maps_lie_where_the_queries_are(setting):
     (['--stage', '0', '--draw', 'rank', '--max-tokens', '233'],
      'has 234 queries (13x18) and 234 keys'),
 ])
-def test_refusals_are_one_sentence(tool, setting, tmp_path, options, message, capsys):
+def test_refusals_are_one_sentence(analyze, setting, options, message):
     root, configs = setting
-    assert tool([str(configs['mmseg']), str(root / 'photo.png'), '--out-dir', str(tmp_path / 'o'),
-                 *options]) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith('error: ') and message in error
+    result = analyze(configs['mmseg'], root / 'photo.png', *options)
+    assert result.code == 1
+    assert message in result.error
 
 
-def test_other_refusals(tool, setting, tmp_path, capsys):
+def test_other_refusals(analyze, setting, tmp_path):
     root, configs = setting
-    config = str(configs['mmseg'])
-
-    def refused(*arguments):
-        assert tool([config, *map(str, arguments)]) == 1
-        return capsys.readouterr().err
-
-    assert 'nothere.png does not exist' in refused(tmp_path / 'nothere.png')
-    assert 'is a checkpoint; give an image after it' in refused('model.pth')
+    config, photo = configs['mmseg'], root / 'photo.png'
+    assert 'nothere.png does not exist' in analyze(config, 'nothere.png').error
+    assert 'is a checkpoint; give an image after it' in analyze(config, 'model.pth').error
     (tmp_path / 'full').mkdir()
     (tmp_path / 'full' / 'mine.txt').write_text('')
-    assert 'already holds mine.txt; choose another folder or give --overwrite' in refused(
-        root / 'photo.png', '--out-dir', tmp_path / 'full')
+    refused = analyze(config, photo, '--out-dir', 'full')
+    assert 'already holds mine.txt; choose another folder or give --overwrite' in refused.error
     (tmp_path / 'broken.png').write_text('no image')
-    assert 'broken.png cannot be read' in refused(
-        tmp_path / 'broken.png', '--out-dir', tmp_path / 'o')
-    plain = tmp_path / 'plain.py'
-    plain.write_text("default_scope = 'mmpretrain'\nmodel = dict(type='ImageClassifier', "
-                     "backbone=dict(type='ResNet', depth=18))\n")
-    config = str(plain)
-    assert 'holds no FLatten backbone' in refused(root / 'photo.png')
+    assert 'broken.png cannot be read' in analyze(config, 'broken.png').error
+    (tmp_path / 'plain.py').write_text(
+        "default_scope = 'mmpretrain'\nmodel = dict(type='ImageClassifier', "
+        "backbone=dict(type='ResNet', depth=18))\n")
+    assert 'holds no FLatten backbone' in analyze('plain.py', photo).error
+    assert not (tmp_path / 'outputs').exists()
 
 
-def test_large_map_leaves_the_rank_out_unless_it_was_asked_for(tool, setting, tmp_path):
+def test_large_map_leaves_the_rank_out_unless_it_was_asked_for(analyze, setting, tmp_path):
     root, configs = setting
-    assert tool([str(configs['mmseg']), str(root / 'photo.png'), '--max-tokens', '1', '--grid',
-                 '1', '--out-dir', str(tmp_path / 'o')]) == 0
+    result = analyze(configs['mmseg'], root / 'photo.png', '--max-tokens', '1', '--grid', '1',
+                     '--out-dir', 'o')
+    assert result.code == 0
+    assert 'above the limit of 1 tokens' in result.out + result.err
     assert not list((tmp_path / 'o').glob('*rank*'))
     assert list((tmp_path / 'o').glob('*maps.png'))
