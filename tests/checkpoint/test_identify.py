@@ -20,7 +20,8 @@ def on_meta(shapes: dict) -> dict[str, torch.Tensor]:
 
 
 def shapes_of(family: str, **kwargs) -> dict:
-    model = getattr(backbones, FAMILIES[family])(**kwargs)
+    with torch.device('meta'):
+        model = getattr(backbones, FAMILIES[family])(**kwargs)
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
