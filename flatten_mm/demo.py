@@ -92,8 +92,7 @@ def run_demo(seg_config: str | os.PathLike, det_config: str | os.PathLike,
     det = _run(report, 'detection', configs[1], _draw_detections)
     report.miou = seg['mIoU'] / 100
     report.box_ap, report.mask_ap = det['coco/bbox_mAP'], det['coco/segm_mAP']
-    logs = {f'{task} ({Path(cfg.filename).stem})': read_log(report.work_dir / task)
-            for task, cfg in zip(('segmentation', 'detection'), configs)}
+    logs = {task: read_log(report.work_dir / task) for task in ('segmentation', 'detection')}
     _save(report, 'curves', curves_figure(logs))
     return report
 

@@ -12,8 +12,8 @@ from pathlib import Path
 # than ten times slower on a machine that does something else besides.
 os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
-from flatten_mm.demo import LEAST_BOX_AP, LEAST_MIOU, DemoReport, run_demo  # noqa: E402
-from flatten_mm.engine import UserError  # noqa: E402
+from flatten_mm.demo import LEAST_BOX_AP, LEAST_MIOU, DemoReport, run_demo
+from flatten_mm.engine import UserError
 
 CONFIGS = Path(__file__).resolve().parent.parent / 'configs' / 'demo'
 SEG_CONFIG = CONFIGS / 'fpn_flatten-pvt_demo-128x128.py'

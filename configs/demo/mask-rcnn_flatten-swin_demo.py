@@ -90,7 +90,7 @@ val_dataloader = dict(
         pipeline=test_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(
-    type='CocoMetric', ann_file=data_root + '/annotations/val.json', metric=['bbox', 'segm'])
+    type='FolderCocoMetric', ann_file=data_root + '/annotations/val.json', metric=['bbox', 'segm'])
 test_evaluator = val_evaluator
 
 # schedule

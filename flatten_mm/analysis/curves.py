@@ -76,7 +76,7 @@ def curves_figure(logs: Mapping[str, TrainingLog]) -> Figure:
     for (left, right), (title, log) in zip(axes, logs.items()):
         _draw_losses(left, log)
         _draw_scores(right, log)
-        left.set_title(f'{title}: training loss')
+        left.set_title(f'{title}: loss in training')
         right.set_title(f'{title}: scores on held-out images')
         last = max(step for values in log.losses.values() for step in values)
         for axis in (left, right):
@@ -107,7 +107,7 @@ def _draw_losses(axis: Axes, log: TrainingLog) -> None:
         axis.plot(*_sorted(values), label=name.split('.')[-1], linewidth=1.5,
                   **dict(style, marker=''))
     axis.set_ylabel('loss')
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.05 * max(max(values.values()) for values in shown.values()))
     axis.legend(fontsize=9)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from mmdet.datasets import CocoDataset
-from mmdet.registry import DATASETS
+from mmdet.evaluation import CocoMetric
+from mmdet.registry import DATASETS, METRICS
 
 
 @DATASETS.register_module()
@@ -24,6 +25,8 @@ class FolderCocoDataset(CocoDataset):
         FileNotFoundError: The annotation file, the image folder or its first image is missing.
         ValueError: Class names that do not fit the file, or instances that cannot be used.
     """
+
+    info_optional = True  # see FolderCocoMetric
 
     def __init__(self, *args, with_mask: bool = False, **kwargs) -> None:
         self.with_mask = with_mask
@@ -81,3 +84,17 @@ class FolderCocoDataset(CocoDataset):
             if without:
                 raise ValueError(f'{without} of {len(instances)} instances of {self.ann_file} have '
                                  'no "segmentation"; train a boxes-only config on it')
+
+
+@METRICS.register_module()
+class FolderCocoMetric(CocoMetric):
+    """mmdet's CocoMetric for annotation files without an "info" entry too.
+
+    Many programs write none, COCO's own evaluation uses nothing of it, and pycocotools' ``loadRes``
+    fails where it is absent.
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if self._coco_api is not None:
+            self._coco_api.dataset.setdefault('info', {})

@@ -224,7 +224,8 @@ def _check_coco(dataset: BaseDataset, split: str) -> None:
         return
     with open(dataset.ann_file, encoding='utf-8') as file:
         content = json.load(file)
-    if split != 'train' and 'info' not in content:
+    lacks_info = 'info' not in content and not getattr(dataset, 'info_optional', False)
+    if split != 'train' and lacks_info:
         raise UserError(f'{dataset.ann_file} has no "info" entry, without which pycocotools '
                         'cannot evaluate; add "info": {} to it')
     names = [item['name'] for item in content.get('categories', ())]

@@ -85,6 +85,8 @@ def test_trains_and_predicts(path, data, tmp_path, monkeypatch):
     model.eval()
     with torch.no_grad():
         sample = model.test_step(next(iter(runner.val_dataloader)))[0]
+    runner.val_evaluator.process([sample])
+    assert runner.val_evaluator.evaluate(1)
     assert 'pred_sem_seg' in sample if cfg.default_scope == 'mmseg' else 'pred_instances' in sample
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip('mmdet')
@@ -11,7 +12,7 @@ from mmengine.registry import init_default_scope
 
 from flatten_mm.datasets import make_demo_dataset
 from flatten_mm.datasets.demo import DEMO_CLASSES
-from flatten_mm.datasets.folder_coco import FolderCocoDataset
+from flatten_mm.datasets.folder_coco import FolderCocoDataset, FolderCocoMetric
 
 
 @pytest.fixture
@@ -101,3 +102,18 @@ def test_no_images(root):
     _edit(root, lambda content: content.update(images=[], annotations=[]))
     with pytest.raises(ValueError, match='lists no images'):
         _build(root)
+
+
+def test_file_without_info_can_be_evaluated(root):
+    content = _edit(root, lambda content: content.pop('info'))
+    metric = FolderCocoMetric(ann_file=str(root / 'annotations/train.json'))
+    metric.dataset_meta = dict(classes=DEMO_CLASSES)
+    for image in content['images']:
+        truth = [item for item in content['annotations'] if item['image_id'] == image['id']]
+        boxes = np.array([item['bbox'] for item in truth], float)
+        boxes[:, 2:] += boxes[:, :2]
+        found = dict(bboxes=boxes, scores=np.ones(len(truth)),
+                     labels=np.array([item['category_id'] - 1 for item in truth]))
+        metric.results.append((dict(img_id=image['id'], width=image['width'],
+                                    height=image['height']), dict(found, img_id=image['id'])))
+    assert metric.evaluate(len(content['images']))['coco/bbox_mAP'] == 1.0

@@ -66,7 +66,7 @@ val_dataloader = dict(
         pipeline=test_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(
-    type='CocoMetric', ann_file=f'{data_root}/annotations/val.json', metric=['bbox'])
+    type='FolderCocoMetric', ann_file=f'{data_root}/annotations/val.json', metric=['bbox'])
 test_evaluator = val_evaluator
 
 val_interval = max(1, max_iters // 10)
