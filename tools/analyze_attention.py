@@ -5,6 +5,8 @@ IMAGE_stageI_blockJ_maps.png (attention of query points under focused attention 
 DWC, vanilla linear and softmax attention), IMAGE_stageI_blockJ_rank.{png,json} (equivalent
 attention matrices and their singular values), IMAGE_focus.{csv,json,png} (entropy and top mass of
 every block); and focused_map.png (the focused map in two dimensions).
+
+Exit status: 0, 3 when some images were skipped, 1 when none could be used or on another error.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import nn
+
 from flatten_mm.analysis import figures, report
-from flatten_mm.analysis.models import load_image, load_model
+from flatten_mm.analysis.models import LoadedImage, load_image, load_model
 from flatten_mm.engine import UserError, cli
 from flatten_mm.engine.config import stem_of
 from flatten_mm.engine.errors import one_line
 from flatten_mm.engine.folders import make_folder, refuse_used
-from flatten_mm.engine.images import find_images
+from flatten_mm.engine.images import UnreadableImage, find_images
 from flatten_mm.engine.inference import resolve_device
 from flatten_mm.engine.runner import warn
 
 CHECKPOINT_SUFFIXES = ('.pth', '.pt', '.safetensors', '.bin', '.ckpt', '.pkl')
 KINDS = ('maps', 'rank', 'focus', 'geometry')
+SOME_SKIPPED = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                       help='without --query: N x N points spread over the image (2)')
     tool.add_argument('--max-tokens', type=_count, default=report.MAX_TOKENS, metavar='N',
                       help=f'largest matrix side for the rank ({report.MAX_TOKENS})')
+    tool.add_argument('--dpi', type=_count, default=report.DPI, metavar='N',
+                      help=f'dots per inch of the pictures ({report.DPI})')
     tool.add_argument('--out-dir', metavar='DIR',
                       help='output folder; ./outputs/CONFIG_attention by default')
     tool.add_argument('--overwrite', action='store_true',
@@ -57,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.run(tool, _analyze, argv)
 
 
-def _analyze(args: argparse.Namespace) -> None:
+def _analyze(args: argparse.Namespace) -> int:
     cfg = cli.read_config(args)
     inputs = list(args.inputs)
     checkpoint = inputs.pop(0) if inputs[0].endswith(CHECKPOINT_SUFFIXES) else None
@@ -71,53 +78,54 @@ def _analyze(args: argparse.Namespace) -> None:
     model = load_model(cfg, checkpoint, device)
     if checkpoint is None:
         warn('no checkpoint given: the weights are those of init_cfg, random where it names none')
-    loaded = {name: load_image(cfg, model, file) for file, name in images.items()}
 
-    kinds = args.draw or KINDS
     files: list[Path] = []
-    for name, image in loaded.items():
-        stem = folder / name
-        make_folder(stem.parent, '--out-dir')
+    skipped: list[str] = []
+    for file, name in images.items():
         try:
-            files += _analyze_image(args, model, name, image, stem, kinds)
-        except ValueError as error:
+            image = load_image(cfg, model, file)
+            files += _analyze_image(args, model, image, folder / name)
+        except UnreadableImage as error:
+            skipped.append(f'{file} cannot be read: {error}')
+            warn(f'skipped: {skipped[-1]}')
+        except ValueError as error:  # a stage, head or point that is not there
             raise UserError(one_line(error)) from error
-    if 'geometry' in kinds:
-        files.append(folder / 'focused_map.png')
-        figures.focused_map_figure().savefig(files[-1], dpi=100)
+    if len(skipped) == len(images):
+        raise UserError(f'no image could be used; the first, {skipped[0]}')
+    if 'geometry' in (args.draw or KINDS):
+        files.append(report.save(figures.focused_map_figure(), folder / 'focused_map.png',
+                                 args.dpi))
     print('\n'.join(['written:', *(f'  {file}' for file in files)]))
+    return SOME_SKIPPED if skipped else 0
 
 
-def _analyze_image(args: argparse.Namespace, model, name: Path, image, stem: Path,
-                   kinds: Sequence[str]) -> list[Path]:
+def _analyze_image(args: argparse.Namespace, model: nn.Module, image: LoadedImage,
+                   stem: Path) -> list[Path]:
+    kinds = set(args.draw or KINDS)
     choice = report.choose(model, image, args.stage, args.block, args.head, args.channel,
                            args.max_tokens)
-    files: list[Path] = []
-    if 'focus' in kinds:
-        rows = report.focus_table(model, image)
-        print(f'{name}: how focused each block is\n{report.focus_text(rows)}\n')
-        files += report.write_focus(rows, stem)
-    if 'maps' in kinds:
-        height, width = image.rgb.shape[:2]
-        points = args.query or report.grid_points(width, height, args.grid)
-        files += report.write_maps(model, image, points, choice, stem)
     if 'rank' in kinds:
         try:
             report.check_rank_size(model, image, choice)
         except ValueError as error:
             if args.draw:
                 raise
-            warn(f'{name}: rank left out: {one_line(error)}; --max-tokens raises it')
-            return files
-        written, records = report.write_rank(model, image, choice, stem)
+            warn(f'{stem.name}: rank left out: {one_line(error)}; --max-tokens raises it')
+            kinds.remove('rank')
+    make_folder(stem.parent, '--out-dir')
+    files: list[Path] = []
+    if 'maps' in kinds:
+        height, width = image.rgb.shape[:2]
+        points = args.query or report.grid_points(width, height, args.grid)
+        files += report.write_maps(model, image, points, choice, stem, args.dpi)
+    if 'rank' in kinds:
+        written, records = report.write_rank(model, image, choice, stem, args.dpi)
         files += written
-        print(f'{name}: rank of the matrix that head {choice.head or 0} of stage {choice.stage} '
-              f'block {choice.block} applies to V')
-        for record in records:
-            print(f'  {record["attention"]:>14}: {record["numerical_rank"]:4d} of '
-                  f'{min(record["queries"], record["keys"])}, effective '
-                  f'{record["effective_rank"]:.1f}')
-        print()
+        print(f'{stem.name}: {report.rank_text(records)}\n')
+    if 'focus' in kinds:
+        rows = report.focus_table(model, image)
+        files += report.write_focus(rows, stem, args.dpi)
+        print(f'{stem.name}: how focused each block is\n{report.focus_text(rows)}\n')
     return files
 
 

@@ -69,7 +69,7 @@ def attention_figure(image: np.ndarray, points: Sequence[tuple[float, float]],
 
 def _show(axis: Axes, image: np.ndarray) -> None:
     height, width = image.shape[:2]
-    axis.imshow(image, extent=(0, width, height, 0))
+    axis.imshow(image, extent=(0, width, height, 0), interpolation='nearest')
     axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..backbones.base import FLattenBackbone
 from ..engine.config import scope_of, stem_of
-from ..engine.errors import UserError, reported_as
-from ..engine.images import ImageReader, UnreadableImage, to_rgb
+from ..engine.errors import reported_as
+from ..engine.images import ImageReader, to_rgb
 from ..engine.inference import build_model
 from ..engine.weights import read_weights
 from .observe import find_backbone
@@ -77,7 +77,8 @@ def load_image(cfg: Config, model: nn.Module, path: str | os.PathLike) -> Loaded
         path: of the image.
 
     Raises:
-        UserError: the config has no test pipeline that loads images, or the file is no image.
+        UserError: the config has no test pipeline that loads images.
+        UnreadableImage: the file is no image, or a damaged one.
     """
     cfg = copy.deepcopy(cfg)
     dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
@@ -88,10 +89,7 @@ def load_image(cfg: Config, model: nn.Module, path: str | os.PathLike) -> Loaded
                             if not any(word in str(step.get('type')) for word in _GEOMETRIC)]
     init_default_scope(scope_of(cfg))
     reader = ImageReader(cfg)
-    try:
-        loaded = reader.read(Path(path))
-    except UnreadableImage as error:
-        raise UserError(f'image {path} cannot be read: {error}') from error
+    loaded = reader.read(Path(path))
     with torch.no_grad():
         batch = model.data_preprocessor(reader.prepare(loaded), False)['inputs']
     return LoadedImage(to_rgb(loaded['img']), batch)

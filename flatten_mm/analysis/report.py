@@ -27,7 +27,7 @@ from .observe import AttendCall, attention_sites, collect, find_backbone
 from .rank import rank_report
 
 TOP = 0.1  # share of the keys that counts as top
-_DPI = 100
+DPI = 100  # of the pictures
 
 # What stands side by side: name -> (attention, convolutions of V).
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -159,14 +159,14 @@ def attention_maps(model: nn.Module, image: LoadedImage, points: Sequence[tuple[
 
 
 def write_maps(model: nn.Module, image: LoadedImage, points: Sequence[tuple[float, float]],
-               choice: Choice, stem: Path) -> list[Path]:
+               choice: Choice, stem: Path, dpi: int = DPI) -> list[Path]:
     """Draw :func:`attention_maps`; returns the files, ``STEM_stageI_blockJ_maps.png``."""
     found = attention_maps(model, image, points, choice)
     files = []
     for branch, (name, maps) in enumerate(found.items()):
         head = 'mean of the heads' if choice.head is None else f'head {choice.head}'
         figure = attention_figure(image.rgb, points, maps.weights, maps.cell, f'{name}, {head}')
-        files.append(_save(figure, _path(stem, choice, branch, len(found), 'maps.png')))
+        files.append(save(figure, _path(stem, choice, branch, len(found), 'maps.png'), dpi))
     return files
 
 
@@ -182,8 +182,8 @@ def _cell(call: AttendCall, stride: int) -> tuple[float, float]:
 # ---- rank
 
 
-def write_rank(model: nn.Module, image: LoadedImage, choice: Choice,
-               stem: Path) -> tuple[list[Path], list[dict[str, Any]]]:
+def write_rank(model: nn.Module, image: LoadedImage, choice: Choice, stem: Path,
+               dpi: int = DPI) -> tuple[list[Path], list[dict[str, Any]]]:
     """Draw equivalent matrices with their ranks.
 
     Returns:
@@ -210,10 +210,21 @@ def write_rank(model: nn.Module, image: LoadedImage, choice: Choice,
                     numerical_rank=report.numerical_rank, effective_rank=report.effective_rank,
                     tolerance=report.tolerance, singular_values=report.singular_values.tolist())
                for name, report in reports.items()]
-        files.append(_save(figure, _path(stem, choice, branch, len(matrices), 'rank.png')))
+        files.append(save(figure, _path(stem, choice, branch, len(matrices), 'rank.png'), dpi))
         files.append(_dump(own, _path(stem, choice, branch, len(matrices), 'rank.json')))
         records += own
     return files, records
+
+
+def rank_text(records: Sequence[dict[str, Any]]) -> str:
+    """Records of :func:`write_rank` as lines of text."""
+    first = records[0]
+    lines = [f'rank of the matrix that head {first["head"]} of stage {first["stage"]} block '
+             f'{first["block"]} applies to V']
+    lines += [f'  {record["attention"]:>14}: {record["numerical_rank"]:4d} of '
+              f'{min(record["queries"], record["keys"])}, effective {record["effective_rank"]:.1f}'
+              for record in records]
+    return '\n'.join(lines)
 
 
 def check_rank_size(model: nn.Module, image: LoadedImage, choice: Choice) -> None:
@@ -241,7 +252,7 @@ def focus_table(model: nn.Module, image: LoadedImage) -> list[FocusRow]:
     return [row for rows in collect(model, image.batch, look).values() for row in rows]
 
 
-def write_focus(rows: Sequence[FocusRow], stem: Path) -> list[Path]:
+def write_focus(rows: Sequence[FocusRow], stem: Path, dpi: int = DPI) -> list[Path]:
     """Write a focus table as ``STEM_focus.{csv,json,png}``."""
     table = stem.with_name(f'{stem.name}_focus.csv')
     with table.open('w', newline='', encoding='utf-8') as file:
@@ -260,7 +271,7 @@ def write_focus(rows: Sequence[FocusRow], stem: Path) -> list[Path]:
                           values['relative_entropy'], values['top_mass'], TOP,
                           'How focused each block attends, from the same queries and keys')
     return [table, _dump(content, stem.with_name(f'{stem.name}_focus.json')),
-            _save(figure, stem.with_name(f'{stem.name}_focus.png'))]
+            save(figure, stem.with_name(f'{stem.name}_focus.png'), dpi)]
 
 
 def focus_text(rows: Sequence[FocusRow]) -> str:
@@ -297,8 +308,9 @@ def _path(stem: Path, choice: Choice, branch: int, branches: int, name: str) -> 
     return stem.with_name(f'{stem.name}_stage{choice.stage}_block{choice.block}{part}_{name}')
 
 
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=_DPI)
+def save(figure: Figure, path: Path, dpi: int = DPI) -> Path:
+    """Write a figure; returns ``path``."""
+    figure.savefig(path, dpi=dpi)
     return path
 
 

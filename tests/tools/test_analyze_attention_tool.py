@@ -121,11 +121,12 @@ def test_maps_lie_where_the_queries_are(setting):
     (['--stage', '0', '--draw', 'rank', '--max-tokens', '233'],
      'has 234 queries (13x18) and 234 keys'),
 ])
-def test_refusals_are_one_sentence(analyze, setting, options, message):
+def test_refusals_are_one_sentence(analyze, setting, tmp_path, options, message):
     root, configs = setting
     result = analyze(configs['mmseg'], root / 'photo.png', *options)
     assert result.code == 1
     assert message in result.error
+    assert not list(tmp_path.rglob('*.png'))  # so that nothing is in the way of the next try
 
 
 def test_other_refusals(analyze, setting, tmp_path):
@@ -138,12 +139,23 @@ def test_other_refusals(analyze, setting, tmp_path):
     refused = analyze(config, photo, '--out-dir', 'full')
     assert 'already holds mine.txt; choose another folder or give --overwrite' in refused.error
     (tmp_path / 'broken.png').write_text('no image')
-    assert 'broken.png cannot be read' in analyze(config, 'broken.png').error
+    assert 'no image could be used; the first, broken.png cannot be read' in analyze(
+        config, 'broken.png').error
     (tmp_path / 'plain.py').write_text(
         "default_scope = 'mmpretrain'\nmodel = dict(type='ImageClassifier', "
         "backbone=dict(type='ResNet', depth=18))\n")
     assert 'holds no FLatten backbone' in analyze('plain.py', photo).error
     assert not (tmp_path / 'outputs').exists()
+
+
+def test_an_unreadable_image_holds_up_no_other(analyze, setting, tmp_path):
+    root, configs = setting
+    (tmp_path / 'damaged.png').write_text('no image')
+    result = analyze(configs['mmseg'], 'damaged.png', root / 'photo.png', '--draw', 'focus',
+                     '--out-dir', 'o')
+    assert result.code == 3
+    assert 'skipped: damaged.png cannot be read' in result.out + result.err
+    assert (tmp_path / 'o' / 'photo_focus.csv').exists()
 
 
 def test_large_map_leaves_the_rank_out_unless_it_was_asked_for(analyze, setting, tmp_path):
