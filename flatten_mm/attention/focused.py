@@ -26,18 +26,14 @@ EPS = 1e-6  # of the released models: added to relu(x) and to the normaliser
 
 
 class _Focused(NamedTuple):
-    """What the focused map makes of tokens; f_p(x) is ``powered * peak * norm / powered_norm``."""
+    """What the focused map makes of tokens; f_p(x) is ``powered * gain``."""
 
     direction: Tensor | None  # (B, N, C), x over its peak
     powered: Tensor  # (B, N, C), direction to the power p
     norm: Tensor  # (B, N, 1), of direction, at least 1
     powered_norm: Tensor  # (B, N, 1), of powered, at least 1
     peak: Tensor  # (B, N, 1), the largest element of x
-
-    @property
-    def gain(self) -> Tensor:
-        """(B, N, 1): what ``powered`` is multiplied with for the norm to be that of x."""
-        return self.peak * self.norm / self.powered_norm
+    gain: Tensor  # (B, N, 1), what ``powered`` is multiplied with to have the norm of x
 
 
 def _focus(x: Tensor, p: float, keep_direction: bool = False) -> _Focused:
@@ -47,7 +43,8 @@ def _focus(x: Tensor, p: float, keep_direction: bool = False) -> _Focused:
     norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
     powered = direction**p if keep_direction else direction.pow_(p)
     powered_norm = torch.linalg.vector_norm(powered, dim=-1, keepdim=True)
-    return _Focused(direction if keep_direction else None, powered, norm, powered_norm, peak)
+    gain = peak * norm / powered_norm
+    return _Focused(direction if keep_direction else None, powered, norm, powered_norm, peak, gain)
 
 
 def focused_map(x: Tensor, focusing_factor: float = 3) -> Tensor:
@@ -168,7 +165,7 @@ def _focus_backward(d_powered: Tensor, d_gain: Tensor, focused: _Focused, p: flo
     ``powered`` and ``gain`` are functions of the direction; its peak is a constant, since f_p
     does not depend on what x is divided by. Returns the gradients of x and of the inverse scale.
     """
-    direction, powered, norm, powered_norm, peak = focused
+    direction, powered, norm, powered_norm, peak, _ = focused
     # gain = peak * norm / powered_norm
     d_norm = d_gain * peak / powered_norm
     d_powered_norm = -d_norm * norm / powered_norm
