@@ -1,11 +1,17 @@
 """tools/train.py on each scope, and what it says when it cannot."""
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import SCOPES, write_config
+
+TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 
 
 def log_of(folder):
@@ -103,6 +109,18 @@ def test_missing_config(run):
     result = run('train', 'configs/gone.py')
     assert result.code == 1
     assert result.error.startswith('error: config configs/gone.py does not exist')
+
+
+@pytest.mark.parametrize('name', ['train', 'test', 'infer'])
+def test_script_ends_with_its_status(name, tmp_path):
+    arguments = dict(train=[], test=['x.pth'], infer=['x.pth', 'x.jpg'])[name]
+    result = subprocess.run(
+        [sys.executable, TOOLS / f'{name}.py', 'gone.py', *arguments], cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+        env=dict(os.environ, PYTHONPATH=str(TOOLS.parent)))
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith('error: config gone.py does not exist')
+    assert 'Traceback' not in result.stderr
 
 
 def test_debug_shows_the_traceback(run):
