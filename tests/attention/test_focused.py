@@ -131,3 +131,20 @@ def test_half_precision_stays_finite(dtype, magnitude, scale) -> None:
     out.float().mean().backward()
     for tensor in (q, k, v, *core.parameters()):
         assert tensor.grad.isfinite().all()
+
+
+def test_one_graph_for_all_sizes_under_compile() -> None:
+    torch._dynamo.reset()
+    core = make_core().float().eval()
+    graphs = []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(core.attend, fullgraph=True, backend=count, dynamic=True)
+    with torch.no_grad():
+        for hw in ((6, 7), (9, 5), (12, 30), (33, 17)):
+            q, k, v = (torch.randn(1, hw[0] * hw[1], 12) for _ in range(3))
+            torch.testing.assert_close(compiled(q, k, v, hw, hw), core.attend(q, k, v, hw, hw))
+    assert len(graphs) == 1

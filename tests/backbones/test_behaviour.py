@@ -234,3 +234,16 @@ def test_starting_weights(name) -> None:
         if isinstance(module, nn.Linear) and module.weight.numel() > 500:
             assert 0.015 < module.weight.std() < 0.025
             assert module.bias is None or not module.bias.any()
+
+
+@pytest.mark.parametrize('name', ['FLattenPVT', 'FLattenPVTv2', 'FLattenSwin', 'FLattenCSwin',
+                                  'FLattenDeiT'])
+def test_one_graph_under_compile(name) -> None:
+    """fullgraph=True raises where Dynamo would break the graph."""
+    torch._dynamo.reset()
+    model = build(name).eval()
+    compiled = torch.compile(model, fullgraph=True, backend='eager')
+    x = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        for a, b in zip(compiled(x), model(x)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
