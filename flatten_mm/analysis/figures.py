@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
@@ -27,8 +27,10 @@ STYLES: dict[str, dict[str, str]] = {
 # so much larger that nothing else would show.
 SCALED_LIKE = {'focused + DWC': 'focused'}
 HEAT = 'viridis'
+_TEXT = {'font.size': 13, 'axes.titlesize': 13, 'figure.titlesize': 13}  # readable at half size
 
 
+@rc_context(_TEXT)
 def attention_figure(image: np.ndarray, points: Sequence[tuple[float, float]],
                      maps: dict[str, Tensor], cell: tuple[float, float], title: str = '') -> Figure:
     """Attention of query points over an image: a row a point, a column an attention.
@@ -45,17 +47,17 @@ def attention_figure(image: np.ndarray, points: Sequence[tuple[float, float]],
     """
     rows, columns = len(points), len(maps) + 1
     height = 2.3 * image.shape[0] / image.shape[1]
-    figure = Figure(figsize=(2.3 * columns + 0.7, (height + 0.42) * rows + 0.5),
+    figure = Figure(figsize=(2.3 * columns + 0.7, (height + 0.55) * rows + 0.5),
                     layout='constrained')
     axes = figure.subplots(rows, columns, squeeze=False)
-    grey = image.mean(axis=2) / 255
+    grey = np.round(image.mean(axis=2) / 255 * 15) / 15  # few shades are enough
     for row, (x, y) in zip(range(rows), points):
         _show(axes[row, 0], image)
-        axes[row, 0].set_title(f'query at ({x:g}, {y:g})', fontsize=10)
+        axes[row, 0].set_title(f'query at ({x:g}, {y:g})')
         for axis, (name, weights) in zip(axes[row, 1:], maps.items()):
             limit = float(maps.get(SCALED_LIKE.get(name, name), weights)[row].max())
             _show_heat(axis, grey, weights[row].detach().cpu().float().numpy(), limit, cell)
-            axis.set_title(f'{name}\nlargest {float(weights[row].max()):.2g}', fontsize=10)
+            axis.set_title(f'{name}\nlargest {float(weights[row].max()):.2g}')
         for axis in axes[row]:
             for size, colour in ((11, 'black'), (9, 'white')):
                 axis.plot([x], [y], marker='o', markersize=size, markerfacecolor='none',
@@ -63,7 +65,7 @@ def attention_figure(image: np.ndarray, points: Sequence[tuple[float, float]],
     bar = figure.colorbar(ScalarMappable(Normalize(0, 1), HEAT), ax=axes, shrink=0.8, aspect=30)
     bar.set_label('weight / largest of the panel' + (
         '\n(+ DWC: of the same without)' if set(SCALED_LIKE) & set(maps) else ''))
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title)
     return figure
 
 
@@ -85,6 +87,7 @@ def _show_heat(axis: Axes, grey: np.ndarray, weights: np.ndarray, limit: float,
     _show(axis, colours * (0.45 + 0.55 * grey[..., None]))
 
 
+@rc_context(_TEXT)
 def rank_figure(matrices: dict[str, Tensor], reports: dict[str, RankReport],
                 title: str = '') -> Figure:
     """Equivalent attention matrices, and their singular values below.
@@ -94,7 +97,7 @@ def rank_figure(matrices: dict[str, Tensor], reports: dict[str, RankReport],
         reports: name -> its :func:`flatten_mm.analysis.rank_report`.
         title: above everything.
     """
-    figure = Figure(figsize=(2.6 * len(matrices) + 0.4, 6.6), layout='constrained')
+    figure = Figure(figsize=(2.8 * len(matrices) + 0.4, 7.2), layout='constrained')
     grid = figure.add_gridspec(2, len(matrices), height_ratios=[1, 1.05])
     for column, (name, matrix) in enumerate(matrices.items()):
         axis = figure.add_subplot(grid[0, column])
@@ -104,7 +107,7 @@ def rank_figure(matrices: dict[str, Tensor], reports: dict[str, RankReport],
                     interpolation='nearest' if values.size < 10**6 else 'antialiased')
         report = reports[name]
         axis.set_title(f'{name}\nrank {report.numerical_rank} of {min(values.shape)}\n'
-                       f'effective rank {report.effective_rank:.1f}', fontsize=10)
+                       f'effective rank {report.effective_rank:.1f}')
         axis.set_xlabel('key')
         axis.set_ylabel('query' if column == 0 else '')
     axis = figure.add_subplot(grid[1, :])
@@ -116,15 +119,16 @@ def rank_figure(matrices: dict[str, Tensor], reports: dict[str, RankReport],
                       label=name, linewidth=2, **style)
     axis.axhline(floor, color='#CC79A7', linewidth=1)
     axis.text(len(values) / 2, floor * 0.8, 'counts as zero', ha='center', va='top',
-              color='#A0527C', fontsize=10)
+              color='#A0527C')
     axis.set(xlabel='number of the singular value', ylabel='singular value / largest',
              xlim=(0, 1.02 * len(values)), ylim=(floor / 20, 2))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=10)
-    figure.suptitle(title, fontsize=11)
+    axis.legend(fontsize=12)
+    figure.suptitle(title)
     return figure
 
 
+@rc_context(_TEXT)
 def focus_figure(labels: Sequence[str], own: Sequence[str], entropy: dict[str, Sequence[float]],
                  top_mass: dict[str, Sequence[float]], top: float, title: str = '') -> Figure:
     """How focused every block is: relative entropy, and mass in the top keys.
@@ -137,7 +141,7 @@ def focus_figure(labels: Sequence[str], own: Sequence[str], entropy: dict[str, S
         top: share of the keys that counts as top.
         title: above everything.
     """
-    figure = Figure(figsize=(max(7., 0.45 * len(labels) + 2.5), 6), layout='constrained')
+    figure = Figure(figsize=(max(8., 0.45 * len(labels) + 2.5), 7), layout='constrained')
     upper, lower = figure.subplots(2, 1, sharex=True)
     places = np.arange(len(labels))
     for axis, values in ((upper, entropy), (lower, top_mass)):
@@ -157,11 +161,12 @@ def focus_figure(labels: Sequence[str], own: Sequence[str], entropy: dict[str, S
     lower.set_xticks(places, labels, rotation=45 if len(labels) > 12 else 0,
                      ha='right' if len(labels) > 12 else 'center')
     lower.set_xlabel('block (stage.block); filled markers: the attention the block has')
-    upper.legend(ncols=len(entropy), fontsize=10, loc='lower left')
-    figure.suptitle(title, fontsize=11)
+    upper.legend(ncols=len(entropy), fontsize=12, loc='lower left')
+    figure.suptitle(title)
     return figure
 
 
+@rc_context(_TEXT)
 def focused_map_figure(powers: Sequence[float] = (1, 2, 3, 4, 8)) -> Figure:
     """The focused map in two dimensions: vectors go to the nearest axis, norms stay (figure 4).
 
@@ -171,7 +176,7 @@ def focused_map_figure(powers: Sequence[float] = (1, 2, 3, 4, 8)) -> Figure:
     angles = torch.linspace(4, 86, 11, dtype=torch.float64).deg2rad()
     norms = torch.tensor([1., 0.72], dtype=torch.float64).repeat(6)[:11]
     vectors = norms[:, None] * torch.stack([angles.cos(), angles.sin()], dim=1)
-    figure = Figure(figsize=(2.5 * len(powers), 3.5), layout='constrained')
+    figure = Figure(figsize=(2.7 * len(powers), 3.7), layout='constrained')
     axes = figure.subplots(1, len(powers), sharey=True, squeeze=False)[0]
     below = angles < angles.new_tensor(45.).deg2rad() - 1e-9
     above = angles > angles.new_tensor(45.).deg2rad() + 1e-9
@@ -191,7 +196,7 @@ def focused_map_figure(powers: Sequence[float] = (1, 2, 3, 4, 8)) -> Figure:
                  xlabel='channel 1', aspect='equal', xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
     axes[0].set_ylabel('channel 2')
     figure.suptitle('Focused map f_p: circles are vectors before it, arrows after; arcs are equal '
-                    'norms', fontsize=11)
+                    'norms')
     return figure
 
 

@@ -310,7 +310,7 @@ def _path(stem: Path, choice: Choice, branch: int, branches: int, name: str) -> 
 
 def save(figure: Figure, path: Path, dpi: int = DPI) -> Path:
     """Write a figure; returns ``path``."""
-    figure.savefig(path, dpi=dpi)
+    figure.savefig(path, dpi=dpi, pil_kwargs=dict(optimize=True))
     return path
 
 

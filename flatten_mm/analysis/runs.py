@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -188,6 +189,7 @@ def _score(curve: Curve | None) -> str | None:
 # ---- picture
 
 
+@rc_context({'font.size': 12, 'axes.titlesize': 13})
 def runs_figure(runs: Sequence[Run]) -> Figure:
     """The loss, and each metric that a run has, against the iteration; a line a run."""
     names = [name for name, _ in METRICS.values() if any(name in run.metrics for run in runs)]
@@ -206,7 +208,7 @@ def runs_figure(runs: Sequence[Run]) -> Figure:
                 axis.plot(*_sorted(run.metrics[name]), marker='o', markersize=4, **style)
     last = max(max(run.loss) for run in runs)
     for axis, title in zip(axes, ['training loss', *(f'{name} (%)' for name in names)]):
-        axis.set_title(title, fontsize=11)
+        axis.set_title(title)
         axis.set(xlabel='iteration', xlim=(0, 1.03 * last))
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.grid(alpha=0.3)
@@ -215,7 +217,7 @@ def runs_figure(runs: Sequence[Run]) -> Figure:
         axis.set_ylim(low - 1, high + 1)  # differences far below a point are no differences
     for axis in axes[panels:]:
         axis.set_visible(False)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', fontsize=10)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center')
     return figure
 
 
