@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from mmengine.dist import get_rank
+
 from flatten_mm.engine import cli, test
 
 
@@ -28,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _test(args: argparse.Namespace) -> None:
     metrics = test(cli.read_config(args), args.checkpoint, work_dir=args.work_dir, out=args.out,
                    show_dir=args.show_dir, tta=args.tta, launcher=args.launcher)
-    for name, value in metrics.items():
-        print(f'{name}: {value}')
+    if get_rank() == 0:  # every process of a distributed test has them
+        for name, value in metrics.items():
+            print(f'{name}: {value}')
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from .config import scope_of, stem_of, without_filename
+from .distributed import connect_on_cpu
 from .errors import UserError, one_line, reported_as
 
 # Variables that each launcher sets for the processes it starts, as mmengine reads them.
@@ -34,7 +35,10 @@ def build_runner(cfg: Config) -> Runner:
     Raises:
         UserError: Something in the config cannot be built.
     """
-    check_launcher(cfg.get('launcher', 'none'))
+    launcher = cfg.get('launcher', 'none')
+    check_launcher(launcher)
+    if launcher == 'pytorch' and not torch.cuda.is_available():
+        connect_on_cpu(cfg)
     if (Path(cfg.work_dir) / f'{stem_of(cfg)}.py').exists():
         cfg = without_filename(cfg)
     if scope_of(cfg) == 'mmpretrain':
@@ -61,7 +65,8 @@ def check_launcher(launcher: str) -> None:
     """Refuse a distributed run that mmengine cannot start.
 
     Raises:
-        UserError: The launcher's environment variables are absent, or there is no GPU.
+        UserError: The launcher's environment variables are absent, or there is no GPU; only
+            torchrun may start processes on the CPU (see :mod:`.distributed`).
     """
     if launcher == 'none':
         return
@@ -70,7 +75,7 @@ def check_launcher(launcher: str) -> None:
     if absent:
         raise UserError(f'--launcher {launcher} expects the environment variables that {command} '
                         f'sets, but {", ".join(absent)} is absent; start the tool with {command}')
-    if not torch.cuda.is_available():
+    if launcher != 'pytorch' and not torch.cuda.is_available():
         raise UserError(f'--launcher {launcher} needs a GPU for each process, but torch finds '
                         'none; leave the option out to run one process on the CPU')
 

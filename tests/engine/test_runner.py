@@ -25,10 +25,13 @@ def test_launcher_without_its_command(launcher, command, monkeypatch):
 
 @no_gpu
 def test_launcher_without_a_gpu(monkeypatch):
-    monkeypatch.setenv('RANK', '0')
-    monkeypatch.setenv('WORLD_SIZE', '1')
+    for name in ('SLURM_PROCID', 'RANK'):
+        monkeypatch.setenv(name, '0')
+    for name in ('SLURM_NTASKS', 'WORLD_SIZE'):
+        monkeypatch.setenv(name, '1')
     with pytest.raises(UserError, match='needs a GPU'):
-        check_launcher('pytorch')
+        check_launcher('slurm')
+    check_launcher('pytorch')  # processes on the CPU
 
 
 @no_gpu
