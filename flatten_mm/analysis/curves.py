@@ -115,9 +115,8 @@ def _draw_scores(axis: Axes, log: TrainingLog) -> None:
     known = {name: _SCORES[name] for name in _SCORES if name in log.scores}
     for (name, (label, factor)), style in zip(known.items(), _STYLES[1:]):
         steps, values = _sorted(log.scores[name])
-        axis.plot(steps, [value * factor for value in values], label=label, **style)
-        axis.annotate(f'{values[-1] * factor:.1f}', (steps[-1], values[-1] * factor),
-                      textcoords='offset points', xytext=(0, 7), ha='right', fontsize=9)
+        axis.plot(steps, [value * factor for value in values],
+                  label=f'{label}: {values[-1] * factor:.1f} at the end', **style)
     axis.set_ylabel('score (%)')
     axis.set_ylim(0, 100)
     if known:

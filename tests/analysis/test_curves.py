@@ -50,7 +50,8 @@ def test_figure_shows_percentages_of_known_scores(work_dir):
     assert drawn == {
         'sum': [(20, 3.), (40, 9.)], 'loss_cls': [(20, 2.), (40, 8.)],
         'loss_mask': [(20, 1.), (40, 1.)],
-        'box AP': [(20, pytest.approx(10))], 'mask AP': [(20, pytest.approx(20))],
+        'box AP: 10.0 at the end': [(20, pytest.approx(10))],
+        'mask AP: 20.0 at the end': [(20, pytest.approx(20))],
     }
     for axis in (left, right):
         assert axis.get_xlabel() == 'iteration' and axis.get_ylabel() and axis.get_legend()
