@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import torch
 import torch.nn.functional as F
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -60,6 +61,9 @@ class FocusedAttentionStatsHook(Hook):
                           data_batch: Sequence[dict] | dict | None = None) -> None:
         if self.every_n_train_iters(runner, self.interval):
             self._stats = {}
+            if hasattr(torch.compiler, 'set_stance'):  # torch 2.6
+                # A compiled model runs this step as it is written, and is not compiled again.
+                self._observed.enter_context(torch.compiler.set_stance('force_eager'))
             self._observed.enter_context(observe(runner.model, self._look))
 
     def after_train_iter(self, runner: Runner, batch_idx: int,

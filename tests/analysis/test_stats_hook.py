@@ -82,6 +82,23 @@ def test_recomputed_blocks_count_once_and_gradients_stay():
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*grads))
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, 'set_stance'), reason='torch before 2.6')
+def test_a_compiled_model_is_not_compiled_again():
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = torch.compile(FLattenPVT(ARCH, pretrain_img_size=64), backend=count)
+    steps(FocusedAttentionStatsHook(interval=4), model, 2)  # compiles
+    before = len(graphs)
+    assert before > 0
+    logged = steps(FocusedAttentionStatsHook(interval=2), model, 4)
+    assert len(logged) == 2 and len(logged[0][1]) == 4 * 6
+    assert len(graphs) == before
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match='interval=0; expected at least 1'):
         FocusedAttentionStatsHook(interval=0)
