@@ -12,6 +12,8 @@ from mmseg.datasets import BaseSegDataset
 from mmseg.registry import DATASETS
 from PIL import Image
 
+from ..engine.overlays import class_colours
+
 IMG_SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 # Label maps read before training starts; the rest are checked as they are loaded.
 _CHECKED_AT_START = 20
@@ -27,7 +29,7 @@ class FolderSegDataset(BaseSegDataset):
 
     Args:
         data_prefix: ``dict(img_path=..., seg_map_path=...)``, folders under ``data_root``.
-        metainfo: ``dict(classes=[...])``.
+        metainfo: ``dict(classes=[...])``, and ``palette`` where the colours matter.
         **kwargs: As in mmseg's BaseSegDataset.
 
     Raises:
@@ -38,7 +40,9 @@ class FolderSegDataset(BaseSegDataset):
     def __init__(self, *args, metainfo: dict, **kwargs) -> None:
         if not metainfo.get('classes'):
             raise ValueError('FolderSegDataset needs class names: metainfo=dict(classes=[...])')
-        super().__init__(*args, metainfo=metainfo, **kwargs)
+        # mmseg's random colours are often told apart by nobody
+        palette = class_colours(len(metainfo['classes']), metainfo.get('palette'))
+        super().__init__(*args, metainfo=dict(metainfo, palette=palette), **kwargs)
         self._check_after_loading()
 
     def load_data_list(self) -> list[dict]:

@@ -106,6 +106,16 @@ def test_no_images(root):
         _build(root, data_prefix=dict(img_path='none', seg_map_path='labels'))
 
 
+def test_palette_is_the_given_one_or_told_apart(root):
+    given = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    metainfo = dict(classes=CLASSES, palette=given)
+    assert list(_build(root, metainfo=metainfo).metainfo['palette']) == given
+    colours = _build(root, metainfo=dict(classes=list('abcdefghijk'))).metainfo['palette']
+    lab = cv2.cvtColor(np.array([colours], np.float32) / 255, cv2.COLOR_RGB2LAB)[0]
+    differences = np.linalg.norm(lab[:, None] - lab[None], axis=-1) + 1000 * np.eye(11)
+    assert differences.min() > 20, 'CIE76; mmseg has two at 9.8'
+
+
 def test_no_classes(root):
     with pytest.raises(ValueError, match='class names'):
         _build(root, metainfo=dict(classes=[]))
