@@ -36,7 +36,8 @@ SOME_SKIPPED = 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; returns its exit status."""
     tool = cli.parser(__doc__.splitlines()[0])
-    tool.add_argument('inputs', nargs='+', metavar='[CHECKPOINT] IMAGE',
+    tool.usage = '%(prog)s CONFIG [CHECKPOINT] IMAGE [IMAGE ...] [options]'
+    tool.add_argument('inputs', nargs='+', metavar='CHECKPOINT, IMAGE',
                       help='a checkpoint of the config\'s model (weights of init_cfg or random '
                       'ones without), then images, folders or quoted glob patterns')
     tool.add_argument('--draw', nargs='+', choices=KINDS, metavar='KIND',
