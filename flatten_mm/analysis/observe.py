@@ -19,8 +19,6 @@ from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, Windows
 from ..attention.softmax import SoftmaxAttention
 from ..backbones.base import FOCUSED, SOFTMAX, Block, FLattenBackbone
-from ..backbones.cswin import Stripes, stripe_hw
-from ..backbones.swin import FocusedWindowAttention, SoftmaxWindowAttention
 
 
 @dataclass(frozen=True)
@@ -105,18 +103,6 @@ def attention_sites(model: nn.Module, stage: int | None = None,
     return chosen
 
 
-def windows_of(module: nn.Module, map_hw: Size) -> Windows:
-    """The windows or stripes that an attention module cuts a map of ``map_hw`` into."""
-    if isinstance(module, FocusedWindowAttention):
-        window_hw = map_hw if module.is_global else module.key_grid
-        return Windows.over(map_hw, window_hw, module.shifted)
-    if isinstance(module, SoftmaxWindowAttention):
-        return Windows.over(map_hw, module.window_hw, module.shifted)
-    if isinstance(module, Stripes):
-        return Windows.over(map_hw, stripe_hw(module.shape, module.stripe_width, map_hw), False)
-    return Windows.over(map_hw, map_hw, False)
-
-
 @dataclass(frozen=True)
 class AttendCall:
     """What one attention module was called with; B' is images x windows, images outermost.
@@ -143,7 +129,7 @@ class AttendCall:
 
     @cached_property
     def windows(self) -> Windows:
-        return windows_of(self.site.module, self.map_hw)
+        return self.site.module.windows(self.map_hw)
 
     @property
     def is_reduced(self) -> bool:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .grid import Size, TableResizer, depthwise_conv
+from .grid import Size, TableResizer, Windows, depthwise_conv
 
 EPS = 1e-6  # of the released models: added to relu(x) and to the normaliser
 
@@ -238,6 +238,10 @@ class FocusedAttention(nn.Module):
         self.dwc = nn.Conv2d(head_dims, head_dims, kernel_size, padding=kernel_size // 2,
                              groups=head_dims)
         self.resize_encoding = TableResizer('bicubic')
+
+    def windows(self, map_hw: Size) -> Windows:
+        """What a map of ``map_hw`` is cut into around :meth:`attend`; one window by default."""
+        return Windows.over(map_hw, map_hw, shifted=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, query_hw: Size, key_hw: Size,
                valid_keys: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .grid import Size
+from .grid import Size, Windows
 
 
 class SoftmaxAttention(nn.Module):
@@ -19,6 +19,10 @@ class SoftmaxAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.attn_drop_rate = attn_drop_rate
+
+    def windows(self, map_hw: Size) -> Windows:
+        """What a map of ``map_hw`` is cut into around :meth:`attend`; one window by default."""
+        return Windows.over(map_hw, map_hw, shifted=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, query_hw: Size, key_hw: Size,
                attn_mask: Tensor | None = None) -> Tensor:

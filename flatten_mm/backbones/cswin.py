@@ -35,9 +35,12 @@ class Stripes:
         self.stripe_width = stripe_width
         self.get_v = nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims)
 
+    def windows(self, map_hw: Size) -> Windows:
+        return Windows.over(map_hw, stripe_hw(self.shape, self.stripe_width, map_hw), False)
+
     def attend_in_stripes(self, q: Tensor, k: Tensor, v: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) each -> (B, H * W, C)."""
-        windows = Windows.over(hw, stripe_hw(self.shape, self.stripe_width, hw), shifted=False)
+        windows = self.windows(hw)
         q, k, v = (windows.split(t) for t in (q, k, v))
         side = windows.window_hw
         valid = windows.valid_tokens(q.device)

@@ -49,9 +49,12 @@ class FocusedWindowAttention(FocusedAttention):
         self.proj = Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(drop_rate)
 
+    def windows(self, map_hw: Size) -> Windows:
+        return Windows.over(map_hw, map_hw if self.is_global else self.key_grid, self.shifted)
+
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
-        windows = Windows.over(hw, hw if self.is_global else self.key_grid, self.shifted)
+        windows = self.windows(hw)
         valid = windows.valid_tokens(x.device)
         if valid is not None:
             valid = valid.repeat(x.shape[0], 1, 1)  # (B * nW, h * w, 1)
@@ -78,6 +81,9 @@ class SoftmaxWindowAttention(SoftmaxAttention):
         offsets = (2 * window_hw[0] - 1) * (2 * window_hw[1] - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
 
+    def windows(self, map_hw: Size) -> Windows:
+        return Windows.over(map_hw, self.window_hw, self.shifted)
+
     def relative_bias(self, window_hw: Size) -> Tensor:
         """(heads, h * w, h * w): a bias for each query and key of a window of ``window_hw``."""
         table, (h, w), (full_h, full_w) = (
@@ -92,7 +98,7 @@ class SoftmaxWindowAttention(SoftmaxAttention):
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
         B, _, C = x.shape
-        windows = Windows.over(hw, self.window_hw, self.shifted)
+        windows = self.windows(hw)
         q, k, v = project(self.qkv, windows.split(x), 3)
         bias = self.relative_bias(windows.window_hw).to(q.dtype)
         visible = windows.attention_mask(x.device)
