@@ -88,6 +88,9 @@ def run(tool: argparse.ArgumentParser, main: Callable[[argparse.Namespace], int 
         args = tool.parse_args(argv)
     except ValueError:  # from DictAction, which splits at the equals sign
         tool.error('--cfg-options takes KEY=VALUE pairs only; put it after the other arguments')
+    except RecursionError:  # from DictAction, which reads lists and tuples but no dicts
+        tool.error('--cfg-options takes values, lists and tuples; write a dict key by key, as in '
+                   'model.backbone.init_cfg.type=Pretrained')
     try:
         return main(args) or 0
     except UserError as error:
