@@ -10,6 +10,7 @@ the paper prints for its baselines. Two things differ from that tool:
 """
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -117,7 +118,7 @@ def default_shape(cfg: Config) -> Size:
 
 def _build(cfg: Config) -> nn.Module:
     with MODELS.switch_scope_and_registry(cfg.default_scope) as registry:
-        return registry.build(cfg.model).eval()
+        return registry.build(copy.deepcopy(cfg.model)).eval()  # building may change a config
 
 
 def _measure(model: nn.Module, shape: Size) -> Complexity:
@@ -286,7 +287,10 @@ def _replaced(methods: Iterator[tuple[nn.Module, str, Callable]]) -> Iterator[No
 
 
 def _mmengine_ops() -> dict[Any, Callable]:
-    """Op -> its count; twice the multiply-accumulates, as torch's counter counts."""
+    """Op -> its count; twice the multiply-accumulates, as torch's counter counts.
+
+    Beside mmengine's, the linear layers that this package sends to oneDNN.
+    """
     counts = {
         'native_layer_norm': partial(_norm, weight_at=2, with_weight=5, without=4),
         'native_group_norm': partial(_norm, weight_at=1, with_weight=5, without=4),
@@ -298,7 +302,15 @@ def _mmengine_ops() -> dict[Any, Callable]:
     for name in ('native_batch_norm', 'cudnn_batch_norm', '_native_batch_norm_legit_no_training',
                  '_batch_norm_no_update'):
         counts[name] = partial(_norm, weight_at=1, with_weight=2, without=1)
-    return {getattr(aten, name): count for name, count in counts.items() if hasattr(aten, name)}
+    ops = {getattr(aten, name): count for name, count in counts.items() if hasattr(aten, name)}
+    if hasattr(torch.ops.mkldnn, '_linear_pointwise'):
+        ops[torch.ops.mkldnn._linear_pointwise] = _linear
+    return ops
+
+
+def _linear(shape: Size, weight_shape: Size, *args: Any, out_shape: Any = None,
+            **kwargs: Any) -> int:
+    return 2 * prod(shape) * weight_shape[0]
 
 
 def _norm(shape: Size, *args: Any, weight_at: int, with_weight: int, without: int,
