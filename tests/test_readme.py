@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
+REPO = Path(__file__).resolve().parents[1]
 README = (REPO / 'README.md').read_text()
 CONFIGS = re.findall(r'```python\n(_base_.*?)```', README, re.DOTALL)
 
