@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import types
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -75,18 +74,3 @@ def as_released(model: nn.Module) -> nn.Module:
             if isinstance(module, kind):
                 setattr(module, name, types.MethodType(function, module))
     return model
-
-
-def saved_bytes(run) -> int:
-    """Bytes of distinct storages that autograd keeps for backward during ``run()``."""
-    storages: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        out = run()
-    del out
-    return sum(storages.values())

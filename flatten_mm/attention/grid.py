@@ -91,9 +91,11 @@ class TableResizer:
 
 def is_traced() -> bool:
     """True inside torch.compile, torch.export and torch.jit.trace, where state must not be kept."""
-    compiler = getattr(torch, 'compiler', None)
-    compiling = getattr(compiler, 'is_compiling', torch._dynamo.is_compiling)
-    return compiling() or torch.jit.is_tracing()
+    if hasattr(torch.compiler, 'is_compiling'):
+        compiling = torch.compiler.is_compiling()
+    else:  # torch 2.1
+        compiling = torch._dynamo.is_compiling()
+    return compiling or torch.jit.is_tracing()
 
 
 def conv_with_full_cell(conv: nn.Conv2d, x: Tensor) -> Tensor:

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from released import as_released, saved_bytes
+from released import as_released
 
 from flatten_mm import FLattenPVT
+from flatten_mm.analysis.benchmark import saved_bytes
 
 
 @pytest.fixture(scope='module')
