@@ -94,6 +94,9 @@ class FLattenBackbone(BaseModule):
         with_cp: bool,
         init_cfg: dict | list | None,
     ) -> None:
+        if isinstance(init_cfg, dict) and 'checkpoint' in init_cfg:
+            # --cfg-options model.backbone.init_cfg.checkpoint=FILE says all there is to say.
+            init_cfg = dict(init_cfg, type=init_cfg.get('type', 'Pretrained'))
         super().__init__(init_cfg)
         self.arch_settings = self._resolve_arch(arch)
         self.depths: list[int] = list(self.arch_settings['depths'])

@@ -247,3 +247,14 @@ def test_one_graph_under_compile(name) -> None:
     with torch.no_grad():
         for a, b in zip(compiled(x), model(x)):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_alone_is_enough_to_start_from_it(tmp_path) -> None:
+    model = build('FLattenPVT')
+    path = tmp_path / 'weights.pth'
+    torch.save({'model': model.state_dict()}, path)
+    for init_cfg in (dict(checkpoint=str(path)), dict(type='Pretrained', checkpoint=str(path))):
+        other = MODELS.build(dict(type='FLattenPVT', init_cfg=init_cfg, **SMALL['FLattenPVT']))
+        other.init_weights()
+        for a, b in zip(other.parameters(), model.parameters()):
+            assert torch.equal(a, b)
