@@ -57,7 +57,8 @@ def check_pretrained(model: dict) -> None:
         path = value if key == 'pretrained' else None
         if key == 'init_cfg':
             path = next((item.get('checkpoint') for item in _as_list(value)
-                         if isinstance(item, dict) and item.get('type') == 'Pretrained'), None)
+                         if isinstance(item, dict)
+                         and item.get('type', 'Pretrained') == 'Pretrained'), None)
         if isinstance(path, str) and _is_local(path) and not os.path.isfile(
                 os.path.expanduser(path)):
             raise UserError(f'pretrained checkpoint {path} (model\'s {key}) does not exist; give '

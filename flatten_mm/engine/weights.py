@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from ..checkpoint import Checkpoint, CheckpointError, identify, read_checkpoint
 from .errors import UserError, one_line
 from .preflight import class_counts
 from .runner import warn
@@ -49,6 +49,12 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
         raise UserError(
             f'checkpoint {checkpoint.path} was trained for {other} classes, but {head} of the '
             f'config has num_classes={own}; use the config (or --classes) it was trained with')
+    identity = identify(weights)
+    if identity is not None and not any(key.startswith('backbone.') for key in weights):
+        raise UserError(
+            f'checkpoint {checkpoint.path} is a backbone or classifier ({identity}) as its authors '
+            'save it, not a whole model of mm; convert it with tools/convert_checkpoint.py '
+            '--to classifier, or name it in model.backbone.init_cfg.checkpoint to train from it')
     raise UserError(f'checkpoint {checkpoint.path} does not fit the model of the config: '
                     f'{mismatch}; use the config it was trained with')
 

@@ -98,3 +98,16 @@ def test_unreadable_files(tmp_path):
 def test_metainfo_of_files_without_any():
     assert dataset_meta_of(checkpoint(model())) == {}
     assert dataset_meta_of(checkpoint(model(), ['a']))['classes'] == ['a']
+
+
+def test_a_released_file_is_told_apart_from_a_whole_model(tmp_path) -> None:
+    from flatten_mm import FLattenPVT
+
+    backbone = FLattenPVT(dict(embed_dims=[8, 16, 20, 32], num_heads=[1, 2, 5, 8],
+                               mlp_ratios=[2, 2, 2, 2], depths=[1, 1, 1, 1]), pretrain_img_size=32)
+    path = tmp_path / 'released.pth'
+    torch.save({'model': backbone.state_dict()}, path)
+    model = torch.nn.Module()
+    model.backbone = backbone
+    with pytest.raises(UserError, match='FLatten-PVT.*convert it with tools/convert_checkpoint'):
+        load_weights(model, read_weights(path))
