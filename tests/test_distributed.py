@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPO
 from tiny import write_config, write_data
 
+REPO = Path(__file__).resolve().parents[1]
 STEPS = 3
 # Losses as each process has them: the log holds those of the first alone.
 RECORDER = '''
