@@ -34,6 +34,9 @@ _KIND_ONLY = re.compile(_FOCUSED_ONLY.pattern
 _LEPE = re.compile(r'(.*\battns)\.(\d+)\.(get_v\.\w+)$')
 _EXTRA_TOKENS = ('cls_token', 'dist_token')  # each takes a first row of a position table
 _NAMES_SHOWN = 4
+# For a user whose config names a file that is not there; where it stands is added.
+NO_FILE_HINT = ('released files are linked on https://github.com/LeapLabTHU/FLatten-Transformer; '
+                'download one and give its path, or start from scratch with')
 
 
 @dataclass
@@ -118,7 +121,10 @@ def load_backbone(module: nn.Module, path: str | Path, *, logger: Logger | None 
         CheckpointError: the file cannot be read, is of another family or size, or holds NaN,
             infinite or integer weights. The model is unchanged then.
     """
-    checkpoint = read_checkpoint(path)
+    try:
+        checkpoint = read_checkpoint(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f'{error}; {NO_FILE_HINT} init_cfg=None') from error
     weights, report = fit_state_dict(module, checkpoint)
     module.load_state_dict(weights, strict=False)
     logger = logger or MMLogger.get_current_instance()

@@ -16,6 +16,7 @@ from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import Dataset
 
+from ..checkpoint.load import NO_FILE_HINT
 from .config import scope_of
 from .errors import UserError, reported_as
 from .runner import warn
@@ -53,7 +54,8 @@ def check_pretrained(model: dict) -> None:
     Raises:
         UserError: One does not.
     """
-    for key, value in _walk(model):
+    for place, value in _walk(model, 'model'):
+        key = place.rpartition('.')[2]
         path = value if key == 'pretrained' else None
         if key == 'init_cfg':
             path = next((item.get('checkpoint') for item in _as_list(value)
@@ -61,8 +63,8 @@ def check_pretrained(model: dict) -> None:
                          and item.get('type', 'Pretrained') == 'Pretrained'), None)
         if isinstance(path, str) and _is_local(path) and not os.path.isfile(
                 os.path.expanduser(path)):
-            raise UserError(f'pretrained checkpoint {path} (model\'s {key}) does not exist; give '
-                            'the path of a downloaded file, or remove it to start from scratch')
+            raise UserError(f'pretrained checkpoint {path} ({place}) does not exist; '
+                            f'{NO_FILE_HINT} --cfg-options {place}=None')
 
 
 def check_dataset(dataset: Dataset, split: str) -> None:
@@ -314,12 +316,12 @@ def _as_list(value: dict | list | tuple | None) -> list:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _walk(node: object) -> Iterator[tuple[str, object]]:
-    """Every (key, value) of nested dicts and lists."""
+def _walk(node: object, place: str) -> Iterator[tuple[str, object]]:
+    """Every value of nested dicts and lists with its place, keys and indices with dots between."""
     if isinstance(node, dict):
-        for key, value in node.items():
-            yield key, value
-            yield from _walk(value)
-    elif isinstance(node, (list, tuple)):
-        for item in node:
-            yield from _walk(item)
+        items = list(node.items())
+    else:
+        items = list(enumerate(node)) if isinstance(node, (list, tuple)) else []
+    for key, value in items:
+        yield f'{place}.{key}', value
+        yield from _walk(value, f'{place}.{key}')

@@ -1,7 +1,12 @@
 """Every config of the paper's tables: what it costs, that it trains, that it is what it says."""
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +19,7 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from paper_layouts import ADE_LABELS, COCO_NAMES, IMAGENET_FOLDERS, shrunk
 
 from flatten_mm.analysis.model_tables import metafiles, record, with_table
-from flatten_mm.engine import UserError, load_config, train
+from flatten_mm.engine import UserError, cli, load_config, train
 from flatten_mm.engine import test as run_test
 
 REPO = Path(__file__).resolve().parents[2]
@@ -225,7 +230,6 @@ def test_imagenet_recipe(model):
       for size in ('tiny', 'small', 'base')),
     ('flatten-swin-base_384', 'swin_b_384'), ('flatten-cswin-base_384', 'cswin_b_384')])
 def test_configs_build_the_released_models(model, official, shared):
-    import json
     known = json.loads(shared('golden', 'official_checkpoints.json').read_text())
     known = known[f'flatten_{official}']
     model, fine_tuned, _ = model.partition('_384')
@@ -381,3 +385,67 @@ def test_fine_tuning_starts_from_the_classifier(family, tables, layouts, tmp_pat
     assert {f'backbone.{key}' for key in tables} <= resized
     for key in old.keys() - resized:
         assert torch.equal(old[key], new[key]), key
+
+
+@pytest.mark.parametrize('name, place', [
+    ('fpn_flatten-pvt-t_4xb4-40k_ade20k-512x512', 'model.backbone.init_cfg'),
+    ('mask-rcnn_flatten-swin-t_fpn_1x_coco', 'model.backbone.init_cfg')])
+def test_missing_weights_are_told_in_a_sentence(name, place, layouts, tmp_path, monkeypatch):
+    """By our tools and, when the backbone starts, by mm's own; what they advise works."""
+    monkeypatch.chdir(tmp_path)
+    cfg = load_config(PATHS[name])
+    init_cfg = cfg.model.backbone.init_cfg
+    cfg = shrunk(cfg, layouts)
+    cfg.model.backbone.init_cfg = init_cfg
+    with pytest.raises(UserError) as caught:
+        train(cfg)
+    sentence = str(caught.value)
+    assert init_cfg.checkpoint in sentence and 'github.com' in sentence
+    assert sentence.endswith(f'--cfg-options {place}=None')
+    with pytest.raises(FileNotFoundError, match='github.com.*init_cfg=None'):
+        MODELS.build(cfg.model.backbone).init_weights()
+    parser = cli.parser('')
+    args = parser.parse_args([str(PATHS[name]), '--cfg-options', f'{place}=None'])
+    assert cli.read_config(args).model.backbone.init_cfg is None
+
+
+# ---- in another place
+
+
+@pytest.mark.parametrize('folder', ['mmseg/flatten_pvt', 'mmseg/flatten_swin', 'mmdet/flatten_pvt',
+                                    'mmdet/flatten_swin'])
+def test_copied_folder_works_in_another_checkout(folder, tmp_path):
+    """mmseg's and mmdet's configs need nothing of ours but the installed package."""
+    copied = shutil.copytree(CONFIGS / folder, tmp_path / 'configs' / Path(folder).name)
+    for path in copied.glob('*.py'):
+        assert Config.fromfile(path).to_dict() == _config(path.stem).to_dict()
+
+
+@pytest.mark.parametrize('name', ['flatten-swin-base_16xb32_in1k-384px',
+                                  'upernet_flatten-swin-t_8xb2-160k_ade20k-512x512',
+                                  'cascade-mask-rcnn_flatten-swin-t_fpn_ms-crop-3x_coco'])
+def test_flattened_config_is_the_config(name, tmp_path):
+    path = tmp_path / 'flat.py'
+    path.write_text(_config(name).pretty_text)
+    assert Config.fromfile(path).to_dict() == _config(name).to_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scope, name', [
+    ('mmseg', 'fpn_flatten-pvt-t_4xb4-40k_ade20k-512x512'),
+    ('mmdet', 'retinanet_flatten-pvt-t_fpn_1x_coco')])
+def test_trains_with_the_librarys_own_tool(scope, name, layouts, tmp_path):
+    """From an empty folder, as in a user's checkout."""
+    cfg = _small(name, layouts)
+    if 'max_epochs' in cfg.train_cfg:
+        cfg.train_cfg.update(max_epochs=1, val_interval=2)
+    else:
+        cfg.train_cfg.update(max_iters=1, val_interval=2)
+    (tmp_path / f'{scope}_config.py').write_text(cfg.pretty_text)
+    tool = Path(__import__(scope).__path__[0]) / '.mim/tools/train.py'
+    done = subprocess.run(
+        [sys.executable, tool, f'{scope}_config.py', '--work-dir', 'out'], cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(REPO), 'CUDA_VISIBLE_DEVICES': ''},
+        capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list((tmp_path / 'out').glob('*.pth'))
