@@ -561,7 +561,8 @@ def test_unsupported_python_is_named(tmp_path: Path, version: str | None, words:
 def test_make_test_hands_its_arguments_to_pytest() -> None:
     command = ['make', '-n', 'test', 'ARGS=-k swin', 'VENV=/v']
     # Not as a make within the make that may run this test: it would speak of directories.
-    env = {key: value for key, value in os.environ.items() if not key.startswith(('MAKE', 'MFLAGS'))}
+    env = {key: value for key, value in os.environ.items()
+           if not key.startswith(('MAKE', 'MFLAGS'))}
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True, env=env)
     assert result.stdout.splitlines()[-1] == '/v/bin/python -m pytest --durations=15 -k swin'
 
