@@ -14,6 +14,7 @@ from mmengine.utils import to_2tuple
 from torch import Tensor
 
 from ..attention.grid import Size, TableResizer
+from ..checkpoint import load_backbone
 
 FOCUSED, SOFTMAX = 'focused', 'softmax'
 
@@ -213,7 +214,6 @@ class FLattenBackbone(BaseModule):
         for module in self.modules():
             self.init_module(module)
         if pretrained:
-            from ..checkpoint import load_backbone
             load_backbone(self, self.init_cfg['checkpoint'])
         self._is_init = True
 
