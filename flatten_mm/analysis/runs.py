@@ -53,6 +53,11 @@ class Run:
     memory: float | None = None
     config: Path | None = None
 
+    @property
+    def last(self) -> int:
+        """The last iteration that was logged, of a loss or a validation."""
+        return max(step for curve in (self.loss, *self.metrics.values()) for step in curve)
+
 
 def read_run(work_dir: str | os.PathLike, name: str | None = None) -> Run:
     """Read the logs of a work folder, resumed trainings as one.
@@ -85,7 +90,8 @@ def read_run(work_dir: str | os.PathLike, name: str | None = None) -> Run:
         run.config = config if config.is_file() else run.config
     if not run.loss:
         raise UserError(f'work dir {work_dir} holds no log of a training (*/vis_data/scalars.json '
-                        'with a loss); give the folder that --work-dir named, of a run whose '
+                        'with a loss); give the folder that --work-dir named, of a run that has '
+                        'reached its first logged step (default_hooks.logger.interval) and whose '
                         'visualizer has a LocalVisBackend')
     run.metrics = {name: curve for name, curve in run.metrics.items() if curve}
     run.step_time = median(times.values()) if times else None
@@ -164,7 +170,7 @@ def markdown_table(runs: Sequence[Run], costs: Sequence[Cost | None]) -> str:
 
     A metric is the last one logged, and in brackets the best where that is another.
     """
-    columns: dict[str, list[str | None]] = {'iterations': [str(max(run.loss)) for run in runs]}
+    columns: dict[str, list[str | None]] = {'iterations': [str(run.last) for run in runs]}
     for name, _ in METRICS.values():
         columns[name] = [_score(run.metrics.get(name)) for run in runs]
     columns['params (M)'] = [cost and f'{cost.params / 1e6:.2f}' for cost in costs]
@@ -202,11 +208,12 @@ def runs_figure(runs: Sequence[Run]) -> Figure:
     for i, run in enumerate(runs):
         style = dict(color=_COLOURS[i % len(_COLOURS)], linestyle=_LINES[i % len(_LINES)],
                      linewidth=1.8)
-        axes[0].plot(*_sorted(run.loss), label=run.name, **style)
+        axes[0].plot(*_sorted(run.loss), label=run.name, **style,
+                     marker='o' if len(run.loss) == 1 else None)
         for axis, name in zip(axes[1:], names):
             if name in run.metrics:
                 axis.plot(*_sorted(run.metrics[name]), marker='o', markersize=4, **style)
-    last = max(max(run.loss) for run in runs)
+    last = max(run.last for run in runs)
     for axis, title in zip(axes, ['training loss', *(f'{name} (%)' for name in names)]):
         axis.set_title(title)
         axis.set(xlabel='iteration', xlim=(0, 1.03 * last))

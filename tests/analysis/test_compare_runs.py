@@ -34,7 +34,8 @@ def test_segmenter_by_iteration(tmp_path):
     assert run.step_time == 0.5 and run.memory == 1100
     assert 'mIoU' in markdown_table([run], [None])
     row = markdown_table([run], [None]).splitlines()[2]
-    assert row == '| seg | 60 | 39.0 (40.0) | 51.0 | 0.500 | 1.07 |'
+    assert row == '| seg | 100 | 39.0 (40.0) | 51.0 | 0.500 | 1.07 |'
+    assert runs_figure([run]).axes[0].get_xlim()[1] > 100  # no validation beyond the border
 
 
 def test_validations_by_epoch_stand_where_they_happened(tmp_path):
