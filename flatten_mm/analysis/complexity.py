@@ -96,13 +96,15 @@ def measure(cfg: Config, shape: Size | None = None) -> Complexity:
     if scope not in PAPER_SHAPES:
         raise ValueError(f'default_scope={scope!r}; expected one of {", ".join(PAPER_SHAPES)}')
     shape = tuple(shape or default_shape(cfg))
+    channels = cfg.model.get('backbone', {}).get('in_channels', 3)
+    model = _build(cfg).to('meta')
     try:
-        return _measure(_build(cfg).to('meta'), shape)
+        return _measure(model, (channels, *shape))
     except (RuntimeError, TypeError, ValueError) as error:
         # A model may look at values, which tensors without data do not have.
         print_log(f'counting on real tensors, since the model does not run without data ({error})',
                   logger='current')
-        return _measure(_build(cfg), shape)
+    return _measure(_build(cfg), (channels, *shape))
 
 
 def default_shape(cfg: Config) -> Size:
@@ -121,13 +123,13 @@ def _build(cfg: Config) -> nn.Module:
         return registry.build(copy.deepcopy(cfg.model)).eval()  # building may change a config
 
 
-def _measure(model: nn.Module, shape: Size) -> Complexity:
-    image = next(model.parameters()).new_zeros(1, _in_channels(model), *shape)
+def _measure(model: nn.Module, image_shape: tuple[int, int, int]) -> Complexity:
+    image = next(model.parameters()).new_zeros(1, *image_shape)
     counter = FlopCounterMode(display=False, custom_mapping=_mmengine_ops())
     own = _OwnFlops(model, counter)
     with torch.no_grad(), _attention_by_formula(model), _without_roi_align(model), counter, own:
         _run(model, image)
-    return _by_part(model, shape, own.flops)
+    return _by_part(model, image_shape[1:], own.flops)
 
 
 class _OwnFlops:
@@ -180,10 +182,6 @@ def _run(model: nn.Module, image: Tensor) -> None:
         model(image, [_data_sample(image)], mode='tensor')
     else:
         model(image, mode='tensor')
-
-
-def _in_channels(model: nn.Module) -> int:
-    return getattr(getattr(model, 'backbone', None), 'in_channels', 3)
 
 
 def _data_sample(image: Tensor) -> Any:

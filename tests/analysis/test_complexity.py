@@ -163,6 +163,12 @@ def test_classifiers_are_counted_at_their_own_size():
     assert default_shape(_config(*SWIN_MASK_RCNN)) == (800, 1280)
 
 
+def test_channels_of_the_image():
+    three, five = (measure(_classifier(in_channels=channels), (64, 64)).parts[0].flops
+                   for channels in (3, 5))
+    assert five - three == 2 * 16 * 16 * 4 * 4 * 64
+
+
 def test_unknown_scope():
     with pytest.raises(ValueError, match="default_scope='mmpose'; expected one of mmseg"):
         measure(Config(dict(default_scope='mmpose', model=dict())))
