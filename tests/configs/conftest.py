@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from mmengine.config import utils
 from paper_layouts import write_layouts
 
@@ -24,6 +25,15 @@ def quick_lookup():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, '_get_cfg_metainfo', remembered)
         yield
+
+
+@pytest.fixture(scope='module', autouse=True)
+def one_thread():
+    """Models this small gain nothing from a second thread, and lose much where cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope='session')

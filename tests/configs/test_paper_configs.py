@@ -445,7 +445,8 @@ def test_trains_with_the_librarys_own_tool(scope, name, layouts, tmp_path):
     tool = Path(__import__(scope).__path__[0]) / '.mim/tools/train.py'
     done = subprocess.run(
         [sys.executable, tool, f'{scope}_config.py', '--work-dir', 'out'], cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': str(REPO), 'CUDA_VISIBLE_DEVICES': ''},
+        env={**os.environ, 'PYTHONPATH': str(REPO), 'CUDA_VISIBLE_DEVICES': '',
+             'OMP_NUM_THREADS': '1'},
         capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert list((tmp_path / 'out').glob('*.pth'))
