@@ -255,6 +255,52 @@ def test_fine_tuning_recipe(name, epochs, warm_up, rate, drop_path, resize, crop
             if step.type == 'RandomResizedCrop'] == [384]
 
 
+_ADE = 'ade20k-512x512'
+# Config: optimizer steps or epochs, learning rate, weight decay, warm-up, drop path.
+DENSE_RECIPES = {
+    f'fpn_flatten-pvt-t_4xb4-40k_{_ADE}': (40000, 2e-4, 1e-4, 0, None),
+    f'fpn_flatten-pvtv2-b2_4xb4-40k_{_ADE}': (40000, 2e-4, 1e-4, 0, None),
+    f'upernet_flatten-swin-t_8xb2-160k_{_ADE}': (160000, 6e-5, 0.01, 1500, 0.3),
+    f'upernet_flatten-swin-b_8xb2-160k_{_ADE}': (160000, 6e-5, 0.01, 1500, 0.3),
+    f'upernet_flatten-cswin-t_8xb2-160k_{_ADE}': (160000, 6e-5, 0.01, 1500, 0.3),
+    'mask-rcnn_flatten-pvt-l_fpn_1x_coco': (12, 2e-4, 1e-4, 500, 0.3),
+    'mask-rcnn_flatten-pvtv2-b0_fpn_1x_coco': (12, 2e-4, 1e-4, 500, None),
+    'retinanet_flatten-pvt-s_fpn_1x_coco': (12, 2e-4, 1e-4, 500, None),
+    'mask-rcnn_flatten-swin-t_fpn_1x_coco': (12, 1e-4, 0.05, 1000, 0.2),
+    'mask-rcnn_flatten-swin-s_fpn_ms-crop-3x_coco': (36, 1e-4, 0.05, 1000, 0.2),
+    'cascade-mask-rcnn_flatten-swin-t_fpn_1x_coco': (12, 1e-4, 0.05, 1000, 0.2),
+    'cascade-mask-rcnn_flatten-swin-b_fpn_ms-crop-3x_coco': (36, 1e-4, 0.05, 1000, 0.3),
+}
+
+
+@pytest.mark.parametrize('name', DENSE_RECIPES)
+def test_dense_recipe(name):
+    cfg = _config(name)
+    optimizer = cfg.optim_wrapper.optimizer
+    warm_up = [schedule.end for schedule in cfg.param_scheduler if schedule.type == 'LinearLR']
+    length = cfg.train_cfg.get('max_iters') or cfg.train_cfg.max_epochs
+    assert optimizer.type == 'AdamW' and set(optimizer) <= {'type', 'lr', 'betas', 'weight_decay'}
+    assert DENSE_RECIPES[name] == (length, optimizer.lr, optimizer.weight_decay, sum(warm_up),
+                                   cfg.model.backbone.get('drop_path_rate'))
+    assert cfg.param_scheduler[-1].end == length
+    gpus = MODELS_OF_METAFILES[name]['Metadata']['GPUs']
+    assert gpus * cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 16
+
+
+def test_fpn_decays_by_power_and_upernet_linearly():
+    powers = [_config(f'{name}_{_ADE}').param_scheduler[-1] for name in (
+        'fpn_flatten-pvt-t_4xb4-40k', 'upernet_flatten-swin-t_8xb2-160k')]
+    assert [(item.type, item.power) for item in powers] == [('PolyLR', 0.9), ('PolyLR', 1.0)]
+
+
+def test_crops_and_scales_of_the_3x_schedule_are_mmdets():
+    pipelines = [_config(f'{name}-rcnn_flatten-swin-t_fpn_ms-crop-3x_coco')
+                 .train_dataloader.dataset.pipeline for name in ('mask', 'cascade-mask')]
+    plain = [json.loads(json.dumps(pipeline).replace('"backend_args": null, ', '')
+                        .replace(', "backend_args": null', '')) for pipeline in pipelines]
+    assert plain[0] == plain[1]
+
+
 @pytest.mark.parametrize('name', [name for name in PATHS if name.endswith('_16xb64_in1k')])
 def test_images_are_stretched_to_256_for_testing(name):
     assert _test_sizes(_config(name)) == ((256, 256), 224)
