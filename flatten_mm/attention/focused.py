@@ -222,10 +222,12 @@ class FocusedAttention(nn.Module):
         key_grid: (H, W) of the keys at the training size.
         focusing_factor: p of the focused map.
         kernel_size: ks of the depthwise convolution, odd.
+        rank_restoration: add the depthwise convolution; False has no ``dwc`` (ablation).
     """
 
     def __init__(self, embed_dims: int, num_heads: int, key_grid: Size,
-                 focusing_factor: float = 3, kernel_size: int = 5) -> None:
+                 focusing_factor: float = 3, kernel_size: int = 5,
+                 rank_restoration: bool = True) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.key_grid = tuple(key_grid)
@@ -236,7 +238,7 @@ class FocusedAttention(nn.Module):
             torch.zeros(1, key_grid[0] * key_grid[1], embed_dims)
         )
         self.dwc = nn.Conv2d(head_dims, head_dims, kernel_size, padding=kernel_size // 2,
-                             groups=head_dims)
+                             groups=head_dims) if rank_restoration else None
         self.resize_encoding = TableResizer('bicubic')
 
     def windows(self, map_hw: Size) -> Windows:
@@ -260,7 +262,7 @@ class FocusedAttention(nn.Module):
             v = v * valid_keys
         out = focused_linear_attention(q, k, v, F.softplus(_wide(self.scale)), self.num_heads,
                                        self.focusing_factor, valid_keys, encoding)
-        return out.add_(self.restore_rank(v, query_hw))
+        return out if self.dwc is None else out.add_(self.restore_rank(v, query_hw))
 
     def restore_rank(self, v: Tensor, hw: Size) -> Tensor:
         """Depthwise convolution of V on its grid (section 3.3.2 of the paper).
