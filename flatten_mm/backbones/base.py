@@ -14,9 +14,11 @@ from mmengine.utils import to_2tuple
 from torch import Tensor
 
 from ..attention.grid import Size, TableResizer
+from ..attention.variants import VARIANTS
 from ..checkpoint import load_backbone
 
 FOCUSED, SOFTMAX = 'focused', 'softmax'
+ATTENTIONS = (FOCUSED, *VARIANTS, SOFTMAX)  # what ``attention`` of a backbone may be
 
 
 class Block(nn.Module):
@@ -57,13 +59,18 @@ class FLattenBackbone(BaseModule):
 
     Args:
         arch: name in ``ARCHS`` or a dict with the same keys.
-        attn_type: a letter a stage: ``L`` focused linear attention, ``S`` the family's softmax
+        attn_type: a letter a stage: ``L`` linear attention, ``S`` the family's softmax
             attention, ``M`` mixed; with an ``M`` a number follows the letters, the count of
-            leading focused blocks in each mixed stage (``'LMMS1'``).
+            leading linear blocks in each mixed stage (``'LMMS1'``).
         in_channels: channels of the input image.
         pretrain_img_size: training size of the position tables, a number or (H, W).
-        focusing_factor: power p of the focused map.
-        kernel_size: of the depthwise convolution in focused blocks, odd.
+        focusing_factor: power p of the focused map; 1 switches the map off (ablation).
+        kernel_size: of the depthwise convolution in linear blocks, odd.
+        attention: which linear attention the linear blocks have: ``'focused'``, another of
+            :data:`flatten_mm.attention.VARIANTS` (``'linear'``, ``'efficient'``, ``'hydra'``,
+            ``'angular'``, ``'enhanced'``), or ``'softmax'``, which is an ``attn_type`` of S only.
+        rank_restoration: False leaves the depthwise convolution out of the linear blocks, of the
+            attentions that have one: focused (ablation), angular, enhanced.
         out_indices: stages to return, from 0, ascending. Stages after the last are not built,
             so that no parameter is left without a gradient.
         drop_path_rate: of the last block; grows linearly from 0 at the first.
@@ -89,6 +96,8 @@ class FLattenBackbone(BaseModule):
         pretrain_img_size: int | Size,
         focusing_factor: float,
         kernel_size: int,
+        attention: str,
+        rank_restoration: bool,
         out_indices: Sequence[int],
         drop_path_rate: float,
         frozen_stages: int,
@@ -102,7 +111,11 @@ class FLattenBackbone(BaseModule):
         self.arch_settings = self._resolve_arch(arch)
         self.depths: list[int] = list(self.arch_settings['depths'])
         self.attn_type = attn_type
-        self.block_kinds = parse_attn_type(self.FAMILY, attn_type, self.depths)
+        if attention not in ATTENTIONS:
+            raise ValueError(f'{self.FAMILY}: unknown attention {attention!r}; expected one of '
+                             f'{", ".join(ATTENTIONS)}')
+        self.attention = attention
+        self.block_kinds = parse_attn_type(self.FAMILY, attn_type, self.depths, attention)
         self.out_indices = self._check_out_indices(out_indices)
         self.num_stages = self.out_indices[-1] + 1
         if not -1 <= frozen_stages <= len(self.depths):
@@ -120,7 +133,13 @@ class FLattenBackbone(BaseModule):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.pretrain_hw: Size = to_2tuple(pretrain_img_size)
-        self.focused_cfg = dict(focusing_factor=focusing_factor, kernel_size=kernel_size)
+        # Of the core of a linear block, beside what the family gives it.
+        self.linear_cfg: dict[str, Any] = dict(kernel_size=kernel_size,
+                                               rank_restoration=rank_restoration)
+        if attention == FOCUSED:
+            self.linear_cfg['focusing_factor'] = focusing_factor
+        else:
+            self.linear_cfg['attention'] = attention
         self.drop_path_rates = self._drop_path_schedule(drop_path_rate)
 
     # ---- arguments
@@ -256,8 +275,9 @@ def to_tokens(x: Tensor) -> tuple[Tensor, Size]:
     return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
 
 
-def parse_attn_type(family: str, attn_type: str, depths: Sequence[int]) -> list[list[str]]:
-    """``'LLSS'`` or ``'LMMS1'`` -> ``'focused'`` or ``'softmax'`` for every block of every stage.
+def parse_attn_type(family: str, attn_type: str, depths: Sequence[int],
+                    attention: str = FOCUSED) -> list[list[str]]:
+    """``'LLSS'`` or ``'LMMS1'`` -> ``attention`` or ``'softmax'`` for every block of every stage.
 
     Raises:
         ValueError: wrong length, unknown letter, or an M without its number.
@@ -266,16 +286,16 @@ def parse_attn_type(family: str, attn_type: str, depths: Sequence[int]) -> list[
     if len(letters) != len(depths) or set(letters) - set('LSM') or (number and not
                                                                    number.isdecimal()):
         raise ValueError(
-            f'{family}: attn_type={attn_type!r}; expected {len(depths)} letters of L (focused '
-            'linear), S (softmax) and M (mixed), and after an M one number, as in '
+            f'{family}: attn_type={attn_type!r}; expected {len(depths)} letters of L '
+            '(linear), S (softmax) and M (mixed), and after an M one number, as in '
             f'{"L" * len(depths)!r} or {"M" * len(depths) + "1"!r}')
     if ('M' in letters) != bool(number):
         raise ValueError(
             f'{family}: attn_type={attn_type!r}; a number after the letters, the count of leading '
-            'focused blocks, goes with M stages and M stages need it, as in '
+            'linear blocks, goes with M stages and M stages need it, as in '
             f'{"L" + "M" * (len(depths) - 1) + "1"!r}')
     kinds = []
     for letter, depth in zip(letters, depths):
-        focused = {'L': depth, 'S': 0, 'M': min(int(number or 0), depth)}[letter]
-        kinds.append([FOCUSED] * focused + [SOFTMAX] * (depth - focused))
+        linear = {'L': depth, 'S': 0, 'M': min(int(number or 0), depth)}[letter]
+        kinds.append([attention] * linear + [SOFTMAX] * (depth - linear))
     return kinds

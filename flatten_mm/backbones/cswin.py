@@ -11,8 +11,10 @@ from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, Windows, conv_with_full_cell, depthwise_conv
 from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
+from ..attention.variants import VariantAttention
 from .base import (
     FOCUSED,
+    SOFTMAX,
     Block,
     FLattenBackbone,
     fresh_norm_name,
@@ -57,18 +59,26 @@ def stripe_hw(shape: str, width: int, map_hw: Size) -> Size:
         shape]
 
 
-class FocusedStripeAttention(Stripes, FocusedAttention):
-    """Focused attention within the stripes of a branch: released ``attns.{b}`` of L blocks."""
+class LinearStripes(Stripes):
+    """Stripes of a branch around a linear core, mixed into it."""
 
     def __init__(self, embed_dims: int, num_heads: int, map_hw: Size, shape: str,
-                 stripe_width: int, **focused_cfg) -> None:
+                 stripe_width: int, **core_cfg) -> None:
         stripe = Windows.over(map_hw, stripe_hw(shape, stripe_width, map_hw), False).window_hw
-        FocusedAttention.__init__(self, embed_dims, num_heads, stripe, **focused_cfg)
+        super().__init__(embed_dims, num_heads, stripe, **core_cfg)
         self.build_stripes(embed_dims, shape, stripe_width)
 
     def attend_stripe(self, q: Tensor, k: Tensor, v: Tensor, hw: Size,
                       valid: Tensor | None) -> Tensor:
         return self.attend(q, k, v, hw, hw, valid)
+
+
+class FocusedStripeAttention(LinearStripes, FocusedAttention):
+    """Focused attention within the stripes of a branch: released ``attns.{b}`` of L blocks."""
+
+
+class VariantStripeAttention(LinearStripes, VariantAttention):
+    """Another linear attention in its place."""
 
 
 class SoftmaxStripeAttention(Stripes, SoftmaxAttention):
@@ -158,7 +168,7 @@ class FLattenCSwin(FLattenBackbone):
             ``'SSSS'`` is CSwin itself.
         split_size: stripe width of softmax blocks, one a stage (the released 384 models have
             1, 2, 12, 12).
-        focused_split_size: stripe width of focused blocks, one a stage; None (default) attends to
+        focused_split_size: stripe width of linear blocks, one a stage; None (default) attends to
             the whole map at every size, as the released models do at their training size.
         qkv_bias: bias of the q, k, v projections.
         drop_rate: dropout after projections.
@@ -182,6 +192,8 @@ class FLattenCSwin(FLattenBackbone):
         pretrain_img_size: int | Size = 224,
         focusing_factor: float = 3,
         kernel_size: int = 5,
+        attention: str = 'focused',
+        rank_restoration: bool = True,
         split_size: Sequence[int] = (1, 2, 7, 7),
         focused_split_size: Sequence[int] | None = None,
         qkv_bias: bool = True,
@@ -194,8 +206,8 @@ class FLattenCSwin(FLattenBackbone):
         init_cfg: dict | list | None = None,
     ) -> None:
         super().__init__(arch, attn_type, in_channels, pretrain_img_size, focusing_factor,
-                         kernel_size, out_indices, drop_path_rate, frozen_stages, with_cp,
-                         init_cfg)
+                         kernel_size, attention, rank_restoration, out_indices, drop_path_rate,
+                         frozen_stages, with_cp, init_cfg)
         for name, sizes in (('split_size', split_size), ('focused_split_size', focused_split_size)):
             if sizes is not None and (len(sizes) != len(self.depths) or min(sizes) < 1):
                 raise ValueError(f'{self.FAMILY}: {name}={tuple(sizes)}; expected a stripe width '
@@ -212,7 +224,7 @@ class FLattenCSwin(FLattenBackbone):
             dims = self.embed_dims[i]
             blocks = nn.ModuleList()
             for kind, drop_path in zip(self.block_kinds[i], self.drop_path_rates[i]):
-                sizes = focused_split_size if kind == FOCUSED else split_size
+                sizes = split_size if kind == SOFTMAX else focused_split_size
                 width = max(map_hw) if sizes is None else sizes[i]
                 branches = self.make_branches(i, kind, dims, settings['num_heads'][i], map_hw,
                                               width)
@@ -238,11 +250,11 @@ class FLattenCSwin(FLattenBackbone):
                                  'be shared by two branches of stripes; expected an even number')
         share = dict(embed_dims=embed_dims // len(shapes), num_heads=num_heads // len(shapes),
                      stripe_width=width)
-        if kind == FOCUSED:
-            return [FocusedStripeAttention(shape=s, map_hw=map_hw, **share, **self.focused_cfg)
+        if kind == SOFTMAX:
+            return [SoftmaxStripeAttention(shape=s, attn_drop_rate=self.attn_drop_rate, **share)
                     for s in shapes]
-        return [SoftmaxStripeAttention(shape=s, attn_drop_rate=self.attn_drop_rate, **share)
-                for s in shapes]
+        attention = FocusedStripeAttention if kind == FOCUSED else VariantStripeAttention
+        return [attention(shape=s, map_hw=map_hw, **share, **self.linear_cfg) for s in shapes]
 
     def norm_name(self, stage: int) -> str:
         return fresh_norm_name(stage, len(self.depths))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ..attention.grid import Size, TableResizer
 from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
-from .base import FOCUSED, Block, FLattenBackbone, to_map, to_tokens
+from .base import FOCUSED, SOFTMAX, Block, FLattenBackbone, to_map, to_tokens
 from .feed_forward import Mlp
-from .swin import FocusedWindowAttention
+from .swin import FocusedWindowAttention, VariantWindowAttention
 
 PYRAMID_SCALES = (4, 2, 1, 0.5)  # of the maps of the four quarters, with ``pyramid=True``
 
@@ -91,6 +91,8 @@ class FLattenDeiT(FLattenBackbone):
         pretrain_img_size: int | Size = 224,
         focusing_factor: float = 3,
         kernel_size: int = 5,
+        attention: str = 'focused',
+        rank_restoration: bool = True,
         pyramid: bool = False,
         qkv_bias: bool = True,
         out_indices: Sequence[int] = (0, 1, 2, 3),
@@ -102,8 +104,8 @@ class FLattenDeiT(FLattenBackbone):
         init_cfg: dict | list | None = None,
     ) -> None:
         super().__init__(arch, attn_type, in_channels, pretrain_img_size, focusing_factor,
-                         kernel_size, out_indices, drop_path_rate, frozen_stages, with_cp,
-                         init_cfg)
+                         kernel_size, attention, rank_restoration, out_indices, drop_path_rate,
+                         frozen_stages, with_cp, init_cfg)
         settings = self.arch_settings
         dims, heads, patch = (settings[key] for key in ('embed_dims', 'num_heads', 'patch_size'))
         self.embed_dims = [dims] * len(self.depths)
@@ -116,14 +118,16 @@ class FLattenDeiT(FLattenBackbone):
         self.resize_pos_embed = TableResizer('bicubic')
         self.pos_drop = nn.Dropout(drop_rate)
         self.blocks = nn.ModuleList()
+        linear_attention = (
+            FocusedWindowAttention if attention == FOCUSED else VariantWindowAttention)
         common = dict(embed_dims=dims, num_heads=heads, qkv_bias=qkv_bias, drop_rate=drop_rate)
         for i in range(self.num_stages):
             for kind, drop_path in zip(self.block_kinds[i], self.drop_path_rates[i]):
                 attn = (
-                    FocusedWindowAttention(window_hw=self.pos_grid, is_global=True, shifted=False,
-                                           **common, **self.focused_cfg)
-                    if kind == FOCUSED
-                    else SoftmaxGlobalAttention(attn_drop_rate=attn_drop_rate, **common)
+                    SoftmaxGlobalAttention(attn_drop_rate=attn_drop_rate, **common)
+                    if kind == SOFTMAX
+                    else linear_attention(window_hw=self.pos_grid, is_global=True, shifted=False,
+                                          **common, **self.linear_cfg)
                 )
                 mlp = Mlp(dims, int(dims * settings['mlp_ratio']), drop_rate)
                 self.blocks.append(Block(dims, attn, mlp, drop_path, eps=1e-6))

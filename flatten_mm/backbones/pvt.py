@@ -11,7 +11,8 @@ from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, TableResizer, conv_with_full_cell
 from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
-from .base import FOCUSED, Block, FLattenBackbone, to_map, to_tokens
+from ..attention.variants import VariantAttention
+from .base import FOCUSED, SOFTMAX, Block, FLattenBackbone, to_map, to_tokens
 from .feed_forward import Mlp
 
 POOLED_HW: Size = (7, 7)  # key grid of PVTv2's linear variant, whatever the map
@@ -60,14 +61,22 @@ class SpatialReduction:
         return self.proj_drop(self.proj(self.attend(q, k, v, hw, key_hw)))
 
 
-class FocusedReducedAttention(SpatialReduction, FocusedAttention):
-    """Focused linear attention of PVT and PVTv2: released ``attn.*`` of L stages."""
+class LinearReduction(SpatialReduction):
+    """Projections of PVT attention around a linear core, mixed into it."""
 
     def __init__(self, embed_dims: int, num_heads: int, map_hw: Size, sr_ratio: int, linear: bool,
-                 qkv_bias: bool, drop_rate: float, **focused_cfg) -> None:
+                 qkv_bias: bool, drop_rate: float, **core_cfg) -> None:
         key_grid = POOLED_HW if linear else tuple(max(s // sr_ratio, 1) for s in map_hw)
-        FocusedAttention.__init__(self, embed_dims, num_heads, key_grid, **focused_cfg)
+        super().__init__(embed_dims, num_heads, key_grid, **core_cfg)
         self.build_projections(embed_dims, sr_ratio, linear, qkv_bias, drop_rate)
+
+
+class FocusedReducedAttention(LinearReduction, FocusedAttention):
+    """Focused linear attention of PVT and PVTv2: released ``attn.*`` of L stages."""
+
+
+class VariantReducedAttention(LinearReduction, VariantAttention):
+    """Another linear attention in its place."""
 
 
 class SoftmaxReducedAttention(SpatialReduction, SoftmaxAttention):
@@ -101,11 +110,12 @@ class PVTPyramid(FLattenBackbone):
     """The pyramid PVT and PVTv2 have in common; a subclass says how its parts differ."""
 
     def __init__(self, arch, attn_type, in_channels, pretrain_img_size, focusing_factor,
-                 kernel_size, sr_ratios, la_sr_ratios, linear, qkv_bias, out_indices, drop_rate,
-                 attn_drop_rate, drop_path_rate, frozen_stages, with_cp, init_cfg) -> None:
+                 kernel_size, attention, rank_restoration, sr_ratios, la_sr_ratios, linear,
+                 qkv_bias, out_indices, drop_rate, attn_drop_rate, drop_path_rate, frozen_stages,
+                 with_cp, init_cfg) -> None:
         super().__init__(arch, attn_type, in_channels, pretrain_img_size, focusing_factor,
-                         kernel_size, out_indices, drop_path_rate, frozen_stages, with_cp,
-                         init_cfg)
+                         kernel_size, attention, rank_restoration, out_indices, drop_path_rate,
+                         frozen_stages, with_cp, init_cfg)
         settings = self.arch_settings
         self.embed_dims, num_heads = list(settings['embed_dims']), settings['num_heads']
         self.check_widths(self.embed_dims, num_heads)
@@ -113,6 +123,8 @@ class PVTPyramid(FLattenBackbone):
             if len(ratios) != len(self.depths) or min(ratios) < 1:
                 raise ValueError(f'{self.FAMILY}: {name}={tuple(ratios)}; expected a ratio of at '
                                  f'least 1 for each of the {len(self.depths)} stages')
+        linear_attention = (
+            FocusedReducedAttention if attention == FOCUSED else VariantReducedAttention)
         map_hw = self.pretrain_hw
         for i in range(self.num_stages):
             dims, heads = self.embed_dims[i], num_heads[i]
@@ -121,12 +133,12 @@ class PVTPyramid(FLattenBackbone):
             common = dict(linear=linear, qkv_bias=qkv_bias, drop_rate=drop_rate)
             blocks = nn.ModuleList()
             for kind, drop_path in zip(self.block_kinds[i], self.drop_path_rates[i]):
-                if kind == FOCUSED:
-                    attn = FocusedReducedAttention(dims, heads, map_hw, la_sr_ratios[i], **common,
-                                                   **self.focused_cfg)
-                else:
+                if kind == SOFTMAX:
                     attn = SoftmaxReducedAttention(dims, heads, sr_ratios[i], **common,
                                                    attn_drop_rate=attn_drop_rate)
+                else:
+                    attn = linear_attention(dims, heads, map_hw, la_sr_ratios[i], **common,
+                                            **self.linear_cfg)
                 mlp = self.make_mlp(dims, int(dims * settings['mlp_ratios'][i]), drop_rate)
                 blocks.append(Block(dims, attn, mlp, drop_path, eps=1e-6))
             self.add_module(f'patch_embed{i + 1}', embed)
@@ -188,7 +200,7 @@ class FLattenPVT(PVTPyramid):
         attn_type: see :class:`FLattenBackbone`; the released models are ``'LLLL'``,
             ``'SSSS'`` is PVT itself.
         sr_ratios: spatial reduction of keys and values in softmax blocks, one a stage.
-        la_sr_ratios: the same in focused blocks; the released models do not reduce.
+        la_sr_ratios: the same in linear blocks; the released models do not reduce.
         qkv_bias: bias of the q, k, v projections.
         drop_rate: dropout after projections and position embeddings.
         attn_drop_rate: dropout of the weights of softmax attention.
@@ -212,6 +224,8 @@ class FLattenPVT(PVTPyramid):
         pretrain_img_size: int | Size = 224,
         focusing_factor: float = 3,
         kernel_size: int = 5,
+        attention: str = 'focused',
+        rank_restoration: bool = True,
         sr_ratios: Sequence[int] = (8, 4, 2, 1),
         la_sr_ratios: Sequence[int] = (1, 1, 1, 1),
         qkv_bias: bool = True,
@@ -224,9 +238,9 @@ class FLattenPVT(PVTPyramid):
         init_cfg: dict | list | None = None,
     ) -> None:
         super().__init__(arch, attn_type, in_channels, pretrain_img_size, focusing_factor,
-                         kernel_size, sr_ratios, la_sr_ratios, False, qkv_bias, out_indices,
-                         drop_rate, attn_drop_rate, drop_path_rate, frozen_stages, with_cp,
-                         init_cfg)
+                         kernel_size, attention, rank_restoration, sr_ratios, la_sr_ratios,
+                         False, qkv_bias, out_indices, drop_rate, attn_drop_rate,
+                         drop_path_rate, frozen_stages, with_cp, init_cfg)
         self.pos_drop = nn.Dropout(drop_rate)
         if self.num_stages == len(self.depths):
             # The released files hold a final norm that the released forward never applies.

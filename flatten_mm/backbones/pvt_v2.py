@@ -25,7 +25,7 @@ class FLattenPVTv2(PVTPyramid):
         attn_type: see :class:`FLattenBackbone`; the released models are ``'LLLL'``,
             ``'SSSS'`` is PVTv2 itself.
         sr_ratios: spatial reduction of keys and values in softmax blocks, one a stage.
-        la_sr_ratios: the same in focused blocks; the released models do not reduce.
+        la_sr_ratios: the same in linear blocks; the released models do not reduce.
         linear: the linear variant, PVTv2-Li: keys and values from the map pooled to 7x7.
         qkv_bias: bias of the q, k, v projections.
         drop_rate: dropout after projections.
@@ -50,6 +50,8 @@ class FLattenPVTv2(PVTPyramid):
         pretrain_img_size: int | Size = 224,
         focusing_factor: float = 3,
         kernel_size: int = 5,
+        attention: str = 'focused',
+        rank_restoration: bool = True,
         sr_ratios: Sequence[int] = (8, 4, 2, 1),
         la_sr_ratios: Sequence[int] = (1, 1, 1, 1),
         linear: bool = False,
@@ -64,9 +66,9 @@ class FLattenPVTv2(PVTPyramid):
     ) -> None:
         self.linear = linear
         super().__init__(arch, attn_type, in_channels, pretrain_img_size, focusing_factor,
-                         kernel_size, sr_ratios, la_sr_ratios, linear, qkv_bias, out_indices,
-                         drop_rate, attn_drop_rate, drop_path_rate, frozen_stages, with_cp,
-                         init_cfg)
+                         kernel_size, attention, rank_restoration, sr_ratios, la_sr_ratios,
+                         linear, qkv_bias, out_indices, drop_rate, attn_drop_rate,
+                         drop_path_rate, frozen_stages, with_cp, init_cfg)
 
     def make_patch_embed(self, stage: int, in_channels: int, embed_dims: int) -> PatchEmbed:
         kernel, stride = (3, 2) if stage else (7, 4)

@@ -12,8 +12,10 @@ from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, TableResizer, Windows
 from ..attention.linear import Linear, project
 from ..attention.softmax import SoftmaxAttention
+from ..attention.variants import VariantAttention
 from .base import (
     FOCUSED,
+    SOFTMAX,
     Block,
     FLattenBackbone,
     fresh_norm_name,
@@ -26,8 +28,8 @@ from .feed_forward import Mlp
 MASKED_LOGIT = -100.  # what Swin adds to the logits of pairs that may not see each other
 
 
-class FocusedWindowAttention(FocusedAttention):
-    """Focused attention within windows, or over the whole map where there is one window.
+class LinearWindows:
+    """Projections and windows, or the whole map as one window; mixed into a linear core.
 
     Args:
         embed_dims: C.
@@ -37,12 +39,13 @@ class FocusedWindowAttention(FocusedAttention):
         shifted: roll by half a window first (only where windows are smaller than the map).
         qkv_bias: bias of the q, k, v projection.
         drop_rate: dropout after the output projection.
-        focused_cfg: ``focusing_factor`` and ``kernel_size``.
+        core_cfg: further arguments of the core.
     """
 
     def __init__(self, embed_dims: int, num_heads: int, window_hw: Size, is_global: bool,
-                 shifted: bool, qkv_bias: bool, drop_rate: float, **focused_cfg) -> None:
-        super().__init__(embed_dims, num_heads, window_hw, **focused_cfg)
+                 shifted: bool, qkv_bias: bool, drop_rate: float, **core_cfg) -> None:
+        super().__init__(embed_dims, num_heads, window_hw, **core_cfg)
+        self.window_hw = window_hw
         self.is_global = is_global
         self.shifted = shifted
         self.qkv = Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
@@ -50,7 +53,7 @@ class FocusedWindowAttention(FocusedAttention):
         self.proj_drop = nn.Dropout(drop_rate)
 
     def windows(self, map_hw: Size) -> Windows:
-        return Windows.over(map_hw, map_hw if self.is_global else self.key_grid, self.shifted)
+        return Windows.over(map_hw, map_hw if self.is_global else self.window_hw, self.shifted)
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
@@ -61,6 +64,14 @@ class FocusedWindowAttention(FocusedAttention):
         q, k, v = project(self.qkv, windows.split(x), 3)
         side = windows.window_hw
         return self.proj_drop(self.proj(windows.merge(self.attend(q, k, v, side, side, valid))))
+
+
+class FocusedWindowAttention(LinearWindows, FocusedAttention):
+    """Focused attention of Swin and DeiT: released ``attn.*`` of L blocks."""
+
+
+class VariantWindowAttention(LinearWindows, VariantAttention):
+    """Another linear attention in its place."""
 
 
 class SoftmaxWindowAttention(SoftmaxAttention):
@@ -167,7 +178,7 @@ class FLattenSwin(FLattenBackbone):
             depths, num_heads, mlp_ratio.
         attn_type: see :class:`FLattenBackbone`; the released models are ``'LLSS'``,
             ``'SSSS'`` is Swin itself.
-        window_size: of focused blocks, in cells of their map. None (default) attends to the whole
+        window_size: of linear blocks, in cells of their map. None (default) attends to the whole
             map at every size, which is what the released 56 (224x224) and 96 (384x384) do at
             their training size.
         softmax_window_size: of softmax blocks (the released 384 models have 12).
@@ -194,6 +205,8 @@ class FLattenSwin(FLattenBackbone):
         pretrain_img_size: int | Size = 224,
         focusing_factor: float = 3,
         kernel_size: int = 5,
+        attention: str = 'focused',
+        rank_restoration: bool = True,
         window_size: int | None = None,
         softmax_window_size: int = 7,
         use_abs_pos_embed: bool = False,
@@ -207,8 +220,8 @@ class FLattenSwin(FLattenBackbone):
         init_cfg: dict | list | None = None,
     ) -> None:
         super().__init__(arch, attn_type, in_channels, pretrain_img_size, focusing_factor,
-                         kernel_size, out_indices, drop_path_rate, frozen_stages, with_cp,
-                         init_cfg)
+                         kernel_size, attention, rank_restoration, out_indices, drop_path_rate,
+                         frozen_stages, with_cp, init_cfg)
         for name, size in (('window_size', window_size),
                            ('softmax_window_size', softmax_window_size)):
             if size is not None and size < 1:
@@ -228,6 +241,8 @@ class FLattenSwin(FLattenBackbone):
         self.resize_pos_embed = TableResizer('bicubic')
         self.pos_drop = nn.Dropout(drop_rate)
 
+        linear_attention = (
+            FocusedWindowAttention if attention == FOCUSED else VariantWindowAttention)
         self.layers = nn.ModuleList()
         for i in range(self.num_stages):
             common = dict(embed_dims=self.embed_dims[i], num_heads=settings['num_heads'][i],
@@ -235,13 +250,13 @@ class FLattenSwin(FLattenBackbone):
             blocks = []
             for j, (kind, drop_path) in enumerate(
                     zip(self.block_kinds[i], self.drop_path_rates[i])):
-                size = window_size if kind == FOCUSED else softmax_window_size
+                size = softmax_window_size if kind == SOFTMAX else window_size
                 window_hw = map_hw if size is None else (min(size, *map_hw),) * 2
                 common.update(window_hw=window_hw, shifted=j % 2 == 1)
                 attn = (
-                    FocusedWindowAttention(is_global=size is None, **common, **self.focused_cfg)
-                    if kind == FOCUSED
-                    else SoftmaxWindowAttention(attn_drop_rate=attn_drop_rate, **common)
+                    SoftmaxWindowAttention(attn_drop_rate=attn_drop_rate, **common)
+                    if kind == SOFTMAX
+                    else linear_attention(is_global=size is None, **common, **self.linear_cfg)
                 )
                 mlp = Mlp(self.embed_dims[i], int(self.embed_dims[i] * mlp_ratio), drop_rate)
                 blocks.append(Block(self.embed_dims[i], attn, mlp, drop_path, eps=1e-5))
