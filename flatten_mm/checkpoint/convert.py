@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .identify import backbone_prefix, identify
-from .load import RECOMPUTED, LoadReport
+from .load import RECOMPUTED, LoadReport, abbreviate, check_finite
 from .read import Checkpoint, CheckpointError, read_checkpoint
 
 TARGETS = {
@@ -39,8 +39,8 @@ def convert_checkpoint(source: str | Path, to: str) -> tuple[dict[str, Any], Loa
 
     Raises:
         FileNotFoundError: there is no such file.
-        CheckpointError: the file cannot be read, is of no family known here, or lacks the head
-            that a classifier needs.
+        CheckpointError: the file cannot be read, is of no family known here, holds NaN or infinite
+            weights, or lacks the head that a classifier needs.
     """
     if to not in TARGETS:
         raise ValueError(f'to={to!r}; expected one of {", ".join(TARGETS)}')
@@ -49,8 +49,13 @@ def convert_checkpoint(source: str | Path, to: str) -> tuple[dict[str, Any], Loa
     if identity is None:
         raise CheckpointError(f'{checkpoint} is of none of the families DeiT, PVT, PVTv2, Swin '
                               'and CSwin, by the names of its weights')
+    check_finite(checkpoint.state_dict, checkpoint)
     prefix = backbone_prefix(checkpoint.state_dict)
     report = LoadReport(str(checkpoint), prefix, TARGETS[to], str(identity))
+    whole = [name for name, tensor in checkpoint.state_dict.items()
+             if not tensor.is_floating_point() and not RECOMPUTED.search(name)]
+    if whole:
+        report.notes.append(f'not floating-point: {abbreviate(whole)}')
     backbone, head = _parts(checkpoint, prefix, report)
     if to == 'released' and identity.family in ('swin', 'cswin'):
         for name in [n for n in backbone if _OUTPUT_NORM.match(n)]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..attention.grid import Size, resize_grid_table
 from .identify import identify, stage_and_block
-from .read import Checkpoint, CheckpointError, read_checkpoint
+from .read import Checkpoint, CheckpointError, printable, read_checkpoint
 
 # Buffers that a model computes by itself.
 RECOMPUTED = re.compile(r'(^|\.)(attn_mask|relative_position_index)$')
@@ -29,11 +29,16 @@ _TABLES = (
 )
 # Parameters that come with one kind of attention, inside a block.
 _FOCUSED_ONLY = re.compile(r'.*\battns?(\.\d+)?\.(dwc\.\w+|scale|positional_encoding)$')
+_DWC, _FEATURES = {'dwc.weight', 'dwc.bias'}, {'scale', 'positional_encoding'}
+# What of them a block may have: other attentions have none or the convolution, an ablation of
+# focused attention has none. Any other part of them is a damaged file.
+_WHOLE = (set(), _DWC, _FEATURES, _DWC | _FEATURES)
 _KIND_ONLY = re.compile(_FOCUSED_ONLY.pattern
                         + r'|.*\battn\.(relative_position_bias_table|sr\.\w+|norm\.\w+)$')
 _LEPE = re.compile(r'(.*\battns)\.(\d+)\.(get_v\.\w+)$')
 _EXTRA_TOKENS = ('cls_token', 'dist_token')  # each takes a first row of a position table
 _NAMES_SHOWN = 4
+_LONGEST_NAME = 120
 # For a user whose config names a file that is not there; where it stands is added.
 NO_FILE_HINT = ('released files are linked on https://github.com/LeapLabTHU/FLatten-Transformer; '
                 'download one and give its path, or start from scratch with')
@@ -79,7 +84,7 @@ class LoadReport:
                    for name, (src, dst) in self.resized.items()]
         lines = [f'{self.model} from {self.source}',
                  f'  the file: {self.file_is}'
-                 + (f", names under '{self.prefix}'" if self.prefix else ''),
+                 + (f", names under '{printable(self.prefix)}'" if self.prefix else ''),
                  f'  loaded: {len(self.loaded)}']
         for title, names in (
             ('resized (from -> to)', resized),
@@ -98,7 +103,7 @@ def abbreviate(names: Iterable[str]) -> str:
     """The first few names and how many more there are."""
     names = list(names)
     more = f', ... (+{len(names) - _NAMES_SHOWN})' if len(names) > _NAMES_SHOWN else ''
-    return ', '.join(names[:_NAMES_SHOWN]) + more
+    return ', '.join(printable(name[:_LONGEST_NAME]) for name in names[:_NAMES_SHOWN]) + more
 
 
 def load_backbone(module: nn.Module, path: str | Path, *, logger: Logger | None = None
@@ -167,7 +172,7 @@ def fit_state_dict(module: nn.Module, checkpoint: Checkpoint
             + f': the file seems to be {report.file_is}. {problems}')
 
     weights = {name: source[name] for name in target if name in source}
-    _check_finite(weights, checkpoint)
+    check_finite(weights, checkpoint)
     report.loaded = list(weights)
     report.missing = [n for n in target if n not in source and n not in report.fresh]
     report.left_over = [n for n in source if n not in target] + outside
@@ -263,13 +268,15 @@ def _grid(hw: Size) -> str:
 
 def _split_by_attention(source: Iterable[str], target: Iterable[str]
                         ) -> tuple[list[str], list[str]]:
-    """Names that differ only because a block is focused on one side and softmax on the other.
+    """Names that differ only because a block has another attention on the one side.
 
     Returns:
         Those the model alone has (fresh) and those the file alone has (left over).
     """
     source, target = dict.fromkeys(source), dict.fromkeys(target)
-    changed = _focused_blocks(source) ^ _focused_blocks(target)
+    there, here = _parts_of_attention(source), _parts_of_attention(target)
+    changed = {block for block in there.keys() | here.keys()
+               if _is_other_attention(there.get(block, set()), here.get(block, set()))}
 
     def only_in(names: dict[str, None], others: dict[str, None]) -> list[str]:
         return [name for name in names if name not in others and _KIND_ONLY.match(name)
@@ -278,8 +285,20 @@ def _split_by_attention(source: Iterable[str], target: Iterable[str]
     return only_in(target, source), only_in(source, target)
 
 
-def _focused_blocks(names: Iterable[str]) -> set[tuple[int, int] | None]:
-    return {stage_and_block(name) for name in names if _FOCUSED_ONLY.match(name)}
+def _is_other_attention(there: set[str], here: set[str]) -> bool:
+    if not (there and here):
+        return bool(there or here)
+    return there != here and there in _WHOLE and here in _WHOLE
+
+
+def _parts_of_attention(names: Iterable[str]) -> dict[tuple[int, int] | None, set[str]]:
+    """(stage, block) -> which parameters of focused attention it has, if any."""
+    parts: dict[tuple[int, int] | None, set[str]] = {}
+    for name in names:
+        match = _FOCUSED_ONLY.match(name)
+        if match:
+            parts.setdefault(stage_and_block(name), set()).add(match[2])
+    return parts
 
 
 def _match_lepe_branches(source: dict[str, Tensor], target: Mapping[str, Tensor]
@@ -390,8 +409,16 @@ def _cast(source: dict[str, Tensor], target: Mapping[str, Tensor], checkpoint: C
         source[name] = tensor.to(like.dtype)
 
 
-def _check_finite(weights: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
-    for name, tensor in weights.items():
-        if not torch.isfinite(tensor).all():
-            raise CheckpointError(f'{checkpoint}: {name} holds NaN or infinite values, so the '
-                                  'file comes from a diverged training or is damaged')
+def check_finite(weights: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Refuse weights that are not all finite.
+
+    Raises:
+        CheckpointError: one is not; its name, and how many more there are, are told.
+    """
+    names = [name for name, tensor in weights.items()
+             if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    if names:
+        others = f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+        raise CheckpointError(f'{checkpoint}: {abbreviate(names[:1])}{others} holds NaN or '
+                              'infinite values, so the file comes from a diverged training or is '
+                              'damaged')

@@ -25,6 +25,8 @@ from .safe_pickle import HostileFileError, Placeholder, SafePickle
 _WEIGHT_KEYS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'model_state_dict')
 # torch.save before 1.6 starts with this number as a pickle of its own.
 _LEGACY_MAGIC = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)[2:-1]
+# Tensors of a file may share storage (tied weights do), but not stand for far more than it holds.
+_MAX_TIMES_FILE, _MAX_EXTRA_BYTES = 4, 256 << 20
 _META_KEYS = ('epoch', 'iter', 'max_accuracy', 'metric', 'arch', 'meta')
 
 
@@ -37,7 +39,12 @@ class CheckpointError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(''.join(c if c.isprintable() else '?' for c in message))
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """``text`` without line breaks and control codes, which a terminal would obey."""
+    return ''.join(c if c.isprintable() else '?' for c in text)
 
 
 @dataclass
@@ -234,8 +241,22 @@ def _pick_weights(content: Any, path: Path, kind: str) -> Checkpoint:
             f'tensors by name, plain or under one of {", ".join(_WEIGHT_KEYS)}')
     tensors = {str(name): value for name, value in weights.items() if isinstance(value, Tensor)}
     skipped = [str(name) for name, value in weights.items() if not isinstance(value, Tensor)]
+    _check_extent(tensors, path)
     meta = {name: _plain(content[name]) for name in _META_KEYS if name in content} if key else {}
     return Checkpoint(tensors, path, kind, key, meta, skipped)
+
+
+def _check_extent(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse shapes far beyond the data: with a stride of 0, four bytes are a billion elements,
+    whose first copy would fill the memory."""
+    left = _MAX_TIMES_FILE * path.stat().st_size + _MAX_EXTRA_BYTES
+    for name, tensor in tensors.items():
+        left -= tensor.numel() * tensor.element_size()
+        if left < 0:
+            raise CheckpointError(
+                f'{path}: {name} has the shape {tuple(tensor.shape)}, far more than the '
+                f'{path.stat().st_size} bytes of the file hold; the file is damaged or made to '
+                'fill the memory')
 
 
 def _is_state_dict(value: Any) -> bool:

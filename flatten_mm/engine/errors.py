@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..checkpoint.read import printable
+
 
 class UserError(Exception):
     """Something in the command, the config or the files given to it is wrong.
@@ -31,7 +33,8 @@ def one_line(error: BaseException) -> str:
         text = str(error)
     if 'Original Traceback' in text:  # raised again by torch's DataLoader
         text = re.sub(r'^\w+(\.\w+)*: ', '', text.strip().splitlines()[-1])
-    return re.sub(r'\s+', ' ', text).strip() or type(error).__name__
+    # a file's names may hold anything, also codes that a terminal obeys
+    return printable(re.sub(r'\s+', ' ', text)).strip() or type(error).__name__
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from .errors import UserError, one_line
 from .folders import refuse_used_work_dir, work_dir_of
 from .preflight import check_data_paths, check_pretrained, check_runner_data
 from .runner import build_runner, is_main_process, rethrow, warn
-from .weights import load_weights, read_weights
+from .weights import check_values, load_weights, read_weights
 
 
 def train(
@@ -167,7 +167,8 @@ def _check_start(runner: Runner, cfg: Config) -> None:
 
 def _check_load_from(model: torch.nn.Module, path: str) -> None:
     """Fine-tuning may leave heads out, but a file that fits nowhere is a mistake."""
-    weights = read_weights(path).state_dict
+    checkpoint = read_weights(path)
+    weights = checkpoint.state_dict
     own = model.state_dict()
     fitting = [key for key, value in own.items()
                if key in weights and weights[key].shape == value.shape]
@@ -176,6 +177,7 @@ def _check_load_from(model: torch.nn.Module, path: str) -> None:
             f'load_from {path} has none of the {len(own)} parameters of the model (the file has '
             f'{", ".join(list(weights)[:3])}, …); weights of a backbone alone belong into '
             "init_cfg=dict(type='Pretrained', checkpoint=PATH) of the backbone")
+    check_values(model, checkpoint, {key: weights[key] for key in fitting})
     if len(fitting) < len(own):
         warn(f'load_from {path}: {len(fitting)} of {len(own)} parameters are in the file, the '
              'others start anew')

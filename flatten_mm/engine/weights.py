@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..checkpoint import Checkpoint, CheckpointError, identify, read_checkpoint
+from ..checkpoint.load import check_finite
 from .errors import UserError, one_line
 from .preflight import class_counts
 from .runner import warn
@@ -36,10 +37,12 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
         checkpoint: A file that mm saved; keys as in the model.
 
     Raises:
-        UserError: The classes differ (both counts are named), or the file is of another
-            architecture (parameters are missing, left over or of another shape).
+        UserError: The classes differ (both counts are named), the file is of another
+            architecture (parameters are missing, left over or of another shape), or holds weights
+            that are not finite or no floating-point numbers.
     """
     weights = {key.removeprefix('module.'): value for key, value in checkpoint.state_dict.items()}
+    check_values(model, checkpoint, weights)
     mismatch = _load(model, weights)
     if not mismatch:
         return
@@ -57,6 +60,34 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
             '--to classifier, or name it in model.backbone.init_cfg.checkpoint to train from it')
     raise UserError(f'checkpoint {checkpoint.path} does not fit the model of the config: '
                     f'{mismatch}; use the config it was trained with')
+
+
+def check_values(model: nn.Module, checkpoint: Checkpoint, weights: dict[str, Tensor]) -> None:
+    """Check that weights are finite and of a floating-point type where the model's are.
+
+    Args:
+        model: Whose parameters count.
+        checkpoint: The file, named in errors.
+        weights: Its tensors under the names of the model.
+
+    Raises:
+        UserError: One is not; the sentence names it.
+    """
+    own = model.state_dict()
+    used = {key: value for key, value in weights.items() if key in own}
+    for key, value in used.items():
+        if own[key].is_floating_point() and not value.is_floating_point():
+            raise UserError(f'checkpoint {checkpoint.path}: {key} is {value.dtype}; expected '
+                            f'{own[key].dtype} or another floating-point type')
+    try:
+        check_finite(used, checkpoint)
+    except CheckpointError as error:
+        raise UserError(one_line(error)) from error
+    others = sorted({str(value.dtype).removeprefix('torch.') for key, value in used.items()
+                     if value.dtype != own[key].dtype})
+    if others:
+        warn(f'checkpoint {checkpoint.path}: weights of type {", ".join(others)} are converted to '
+             'those of the model')
 
 
 def dataset_meta_of(checkpoint: Checkpoint) -> dict:
