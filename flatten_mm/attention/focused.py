@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .grid import Size, TableResizer, Windows, depthwise_conv
+from .precision import finite_gradient
 
 EPS = 1e-6  # of the released models: added to relu(x) and to the normaliser
 
@@ -204,7 +205,9 @@ def focused_linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, num
                                                   for t in inputs):
             return _attend(q, k, v, inverse_scale, focusing_factor, num_heads, valid_keys,
                            encoding)[0]
-        k = k if encoding is None else k + encoding
+        q, k = finite_gradient(q), finite_gradient(k)
+        if encoding is not None:
+            k = finite_gradient(k + finite_gradient(encoding))
         return _FocusedLinearAttention.apply(q, k, v, inverse_scale, focusing_factor, num_heads,
                                              valid_keys)
 

@@ -104,8 +104,11 @@ def conv_with_full_cell(conv: nn.Conv2d, x: Tensor) -> Tensor:
     (B, C, H, W) -> (B, C', floor(H / r), floor(W / r)) for kernel = stride = r; a side shorter
     than r is zero-padded (bottom, right) to r, so the result never is empty.
     """
-    short_h = max(conv.kernel_size[0] - 2 * conv.padding[0] - x.shape[-2], 0)
-    short_w = max(conv.kernel_size[1] - 2 * conv.padding[1] - x.shape[-1], 0)
+    # Zeros where a padded kernel hangs over a single output cell change nothing, but for a torch
+    # 2.9 that in bf16 on a CPU leaves gradients of such a weight unset, NaN by chance.
+    sides = 2 if is_traced() else 1
+    short_h = max(conv.kernel_size[0] - sides * conv.padding[0] - x.shape[-2], 0)
+    short_w = max(conv.kernel_size[1] - sides * conv.padding[1] - x.shape[-1], 0)
     if short_h or short_w:
         x = F.pad(x, (0, short_w, 0, short_h))
     return conv(x)

@@ -14,6 +14,7 @@ from mmengine.utils import to_2tuple
 from torch import Tensor
 
 from ..attention.grid import Size, TableResizer
+from ..attention.precision import LayerNorm, add_branch
 from ..attention.variants import VARIANTS
 from ..checkpoint import load_backbone
 
@@ -35,9 +36,9 @@ class Block(nn.Module):
     def __init__(self, embed_dims: int, attn: nn.Module | None, mlp: nn.Module, drop_path: float,
                  eps: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(embed_dims, eps=eps)
+        self.norm1 = LayerNorm(embed_dims, eps=eps)
         self.attn = attn
-        self.norm2 = nn.LayerNorm(embed_dims, eps=eps)
+        self.norm2 = LayerNorm(embed_dims, eps=eps)
         self.mlp = mlp
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
@@ -47,8 +48,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         # Added in place to what the branch has made: one large tensor less to allocate.
-        x = self.drop_path(self.mix(self.norm1(x), hw)).add_(x)
-        return self.drop_path(self.mlp(self.norm2(x), hw)).add_(x)
+        x = add_branch(self.drop_path(self.mix(self.norm1(x), hw)), x)
+        return add_branch(self.drop_path(self.mlp(self.norm2(x), hw)), x)
 
 
 class FLattenBackbone(BaseModule):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, Windows, conv_with_full_cell, depthwise_conv
 from ..attention.linear import Linear, project
+from ..attention.precision import LayerNorm
 from ..attention.softmax import SoftmaxAttention
 from ..attention.variants import VariantAttention
 from .base import (
@@ -127,12 +128,12 @@ class ConvNorm(nn.Module):
     def __init__(self, embed_dims: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(embed_dims, 2 * embed_dims, 3, stride=2, padding=1)
-        self.norm = nn.LayerNorm(2 * embed_dims)
+        self.norm = LayerNorm(2 * embed_dims)
 
     def forward(self, x: Tensor, hw: Size) -> tuple[Tensor, Size]:
         """(B, H * W, C) -> (B, ceil(H / 2) * ceil(W / 2), 2 C) and its grid."""
         x = x.unflatten(1, hw).permute(0, 3, 1, 2)
-        x, hw = to_tokens(self.conv(x))
+        x, hw = to_tokens(conv_with_full_cell(self.conv, x))
         return self.norm(x), hw
 
 
@@ -142,7 +143,7 @@ class ConvEmbed(nn.Sequential):
     def __init__(self, in_channels: int, embed_dims: int) -> None:
         # The module between is the released model's reshape; it only keeps the numbering.
         super().__init__(nn.Conv2d(in_channels, embed_dims, 7, stride=4, padding=2),
-                         nn.Identity(), nn.LayerNorm(embed_dims))
+                         nn.Identity(), LayerNorm(embed_dims))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """(B, C, H, W) -> (B, h * w, C') and (h, w)."""
@@ -235,7 +236,7 @@ class FLattenCSwin(FLattenBackbone):
                 self.add_module(f'merge{i + 1}', ConvNorm(dims))
             map_hw = tuple(-(-side // 2) for side in map_hw)
         for i in self.out_indices:
-            self.add_module(self.norm_name(i), nn.LayerNorm(self.embed_dims[i]))
+            self.add_module(self.norm_name(i), LayerNorm(self.embed_dims[i]))
         self.freeze_stages()
 
     def make_branches(self, stage: int, kind: str, embed_dims: int, num_heads: int, map_hw: Size,

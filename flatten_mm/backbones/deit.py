@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..attention.grid import Size, TableResizer
 from ..attention.linear import Linear, project
+from ..attention.precision import LayerNorm
 from ..attention.softmax import SoftmaxAttention
 from .base import FOCUSED, SOFTMAX, Block, FLattenBackbone, to_map, to_tokens
 from .feed_forward import Mlp
@@ -132,7 +133,7 @@ class FLattenDeiT(FLattenBackbone):
                 mlp = Mlp(dims, int(dims * settings['mlp_ratio']), drop_rate)
                 self.blocks.append(Block(dims, attn, mlp, drop_path, eps=1e-6))
         if self.num_stages == len(self.depths):
-            self.norm = nn.LayerNorm(dims, eps=1e-6)
+            self.norm = LayerNorm(dims, eps=1e-6)
         self.freeze_stages()
 
     def quarter(self, stage: int) -> nn.ModuleList:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, TableResizer, conv_with_full_cell
 from ..attention.linear import Linear, project
+from ..attention.precision import LayerNorm
 from ..attention.softmax import SoftmaxAttention
 from ..attention.variants import VariantAttention
 from .base import FOCUSED, SOFTMAX, Block, FLattenBackbone, to_map, to_tokens
@@ -41,7 +42,7 @@ class SpatialReduction:
         else:
             self.sr = None
         if self.sr is not None:
-            self.norm = nn.LayerNorm(embed_dims, eps=1e-5)
+            self.norm = LayerNorm(embed_dims, eps=1e-5)
 
     def reduce(self, x: Tensor, hw: Size) -> tuple[Tensor, Size]:
         """(B, H * W, C) -> tokens of the reduced map that keys and values come from, its grid."""
@@ -99,7 +100,7 @@ class PatchEmbed(nn.Module):
                  padding: int = 0) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_channels, embed_dims, kernel_size, stride, padding)
-        self.norm = nn.LayerNorm(embed_dims, eps=1e-5)
+        self.norm = LayerNorm(embed_dims, eps=1e-5)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         x, hw = to_tokens(conv_with_full_cell(self.proj, x))
@@ -244,7 +245,7 @@ class FLattenPVT(PVTPyramid):
         self.pos_drop = nn.Dropout(drop_rate)
         if self.num_stages == len(self.depths):
             # The released files hold a final norm that the released forward never applies.
-            self.norm = nn.LayerNorm(self.embed_dims[-1], eps=1e-6).requires_grad_(False)
+            self.norm = LayerNorm(self.embed_dims[-1], eps=1e-6).requires_grad_(False)
 
     def make_patch_embed(self, stage: int, in_channels: int, embed_dims: int) -> PatchEmbed:
         stride = 2 if stage else 4

@@ -7,6 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..attention.grid import Size
+from ..attention.precision import LayerNorm
 from .base import init_conv_by_fan_out
 from .feed_forward import ConvMlp
 from .pvt import PatchEmbed, PVTPyramid
@@ -78,7 +79,7 @@ class FLattenPVTv2(PVTPyramid):
         return ConvMlp(embed_dims, hidden_dims, drop_rate, self.linear)
 
     def add_stage_parts(self, stage: int, embed_dims: int, map_hw: Size) -> None:
-        self.add_module(f'norm{stage + 1}', nn.LayerNorm(embed_dims, eps=1e-6))
+        self.add_module(f'norm{stage + 1}', LayerNorm(embed_dims, eps=1e-6))
 
     def after_blocks(self, stage: int, x: Tensor) -> Tensor:
         return getattr(self, f'norm{stage + 1}')(x)

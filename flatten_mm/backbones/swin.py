@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, TableResizer, Windows
 from ..attention.linear import Linear, project
+from ..attention.precision import LayerNorm
 from ..attention.softmax import SoftmaxAttention
 from ..attention.variants import VariantAttention
 from .base import (
@@ -126,7 +127,7 @@ class PatchMerging(nn.Module):
 
     def __init__(self, embed_dims: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4 * embed_dims)
+        self.norm = LayerNorm(4 * embed_dims)
         self.reduction = Linear(4 * embed_dims, 2 * embed_dims, bias=False)
 
     def forward(self, x: Tensor, hw: Size) -> tuple[Tensor, Size]:
@@ -147,7 +148,7 @@ class SwinPatchEmbed(nn.Module):
     def __init__(self, in_channels: int, embed_dims: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_channels, embed_dims, self.PATCH, self.PATCH)
-        self.norm = nn.LayerNorm(embed_dims)
+        self.norm = LayerNorm(embed_dims)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """(B, C, H, W) -> (B, h * w, C') and (h, w)."""
@@ -264,7 +265,7 @@ class FLattenSwin(FLattenBackbone):
             self.layers.append(SwinStage(blocks, merging))
             map_hw = tuple(-(-side // 2) for side in map_hw)
         for i in self.out_indices:
-            self.add_module(self.norm_name(i), nn.LayerNorm(self.embed_dims[i]))
+            self.add_module(self.norm_name(i), LayerNorm(self.embed_dims[i]))
         self.freeze_stages()
 
     def norm_name(self, stage: int) -> str:
