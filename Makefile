@@ -1,10 +1,11 @@
 # make demo | test | lint | env | clean. Everything runs in .venv, which is set up when needed.
+#   make test STACK=onedl                 the onedl fork, in .venv-onedl; also: oldest (torch 2.1)
 #   make test ARGS="-k swin"              arguments for pytest (or for the demo)
 #   make env PYTHON=/path/to/python3.11   the interpreter to set up with
 #   make env MAX_JOBS=1                   compilers to run at a time
 
-VENV ?= .venv
 STACK ?= official
+VENV ?= .venv$(if $(filter-out official,$(STACK)),-$(STACK))
 PYTHON ?=
 ARGS ?=
 

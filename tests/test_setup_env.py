@@ -287,13 +287,74 @@ def test_installed_names_are_compared_as_pip_does(env: Environment) -> None:
 def test_opencv_with_display_libraries_is_replaced(env: Environment) -> None:
     """mmengine's metadata make pip bring opencv-python, which breaks the headless one."""
     recorder = Recorder()
-    torch = steps.Step('one', 'one', recorder._act, ('torch',))
+    torch = steps.Step('torch', 'torch', recorder._act, ('torch',))
     env.requirements('torch').write_text('torch==1\nopencv-python-headless==4\n')
     recorder.steps[1] = torch
     recorder.set_up(env)
     assert recorder.set_up(env) == []
     _distribution(env, 'opencv-python', '5.0')
-    assert recorder.set_up(env)[0] == 'one'
+    assert recorder.set_up(env)[0] == 'torch'
+
+
+# --- stacks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('stack', steps.STACKS)
+def test_stack_pins_each_package_once(stack: str) -> None:
+    names = [name for step in steps.STACKS[stack] for name in step.files]
+    packages = []
+    for name in (*names, 'constraints'):
+        lines = (REPO / 'requirements' / f'{name}.txt').read_text().splitlines()
+        needs = [line for line in lines if line.strip() and not line.startswith('#')]
+        assert all(re.fullmatch(r'[\w.-]+==[^\s;#]+', line) for line in needs), name
+        packages += [line.partition('==')[0].lower() for line in needs]
+    assert len(packages) == len(set(packages)) > 40
+    assert {'torch', 'torchvision', 'numpy', 'opencv-python-headless'} <= set(packages)
+    (mmcv,) = next(step.files for step in steps.STACKS[stack] if step.name == 'mmcv')
+    assert len(Environment(REPO, REPO / '.venv').pins(mmcv)) == 1
+
+
+def test_stacks_differ_in_what_they_are_for() -> None:
+    def pins(stack: str) -> dict[str, str]:
+        env = Environment(REPO, REPO / '.venv')
+        return {package: pin for step in steps.STACKS[stack] for name in step.files
+                for package, pin in env.pins(name).items()}
+
+    official, onedl, oldest = (pins(stack) for stack in ('official', 'onedl', 'oldest'))
+    mm = {'mmcv', 'mmengine', 'mmdet', 'mmsegmentation', 'mmpretrain'}
+    assert mm <= set(official) and not mm & set(onedl)
+    assert {package for package in oldest if oldest[package] != official[package]} == {
+        'torch', 'torchvision', 'setuptools'}
+    setup = (REPO / 'setup.py').read_text()  # what it promises is what was run
+    for package in ('torch', 'torchvision'):
+        assert f"'{package}>={'.'.join(oldest[package].split('.')[:2])}'" in setup
+
+
+@pytest.mark.parametrize(('arguments', 'python'), [
+    ([], '.venv/bin/python'), (['STACK=official'], '.venv/bin/python'),
+    (['STACK=onedl'], '.venv-onedl/bin/python'),
+    (['STACK=onedl', 'VENV=/v'], '/v/bin/python')])  # fmt: skip
+def test_make_runs_each_stack_in_its_own_environment(arguments: list[str], python: str) -> None:
+    lines = _make_n('demo', *arguments)
+    assert lines[-1].split()[:2] == [python, 'tools/demo.py']
+    stack = arguments[0].partition('=')[2] if arguments else 'official'
+    assert f'--stack "{stack}"' in ' '.join(lines)
+    if 'VENV=/v' not in arguments:
+        assert command_line.default_venv(stack) == REPO / python.partition('/')[0]
+
+
+def test_environment_of_another_stack_is_an_error(
+    env: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert env.stack() is None
+    (env.state / 'venv.stamp').touch()
+    assert env.stack() == 'official'  # from before there was another one
+    assert command_line.main(['--venv', str(env.venv), '--stack', 'onedl']) == 1
+    assert 'holds the official stack, and STACK is onedl' in capsys.readouterr().err
+    env.note_stack('oldest')
+    assert env.stack() == 'oldest'
+    assert command_line.main(['--venv', str(env.venv)]) == 1
+    assert 'holds the oldest stack, and STACK is official' in capsys.readouterr().err
 
 
 # --- making the venv ----------------------------------------------------------------------------
@@ -350,7 +411,8 @@ def test_venv_module_that_is_missing_is_one_sentence(
 class FakeMmcv:
     """A pip that notes its arguments; the operators load from the `loads_after`-th call on."""
 
-    def __init__(self, env: Environment, monkeypatch: pytest.MonkeyPatch, loads_after: int) -> None:
+    def __init__(self, env: Environment, monkeypatch: pytest.MonkeyPatch, loads_after: int,
+                 stack: str = 'official') -> None:  # fmt: skip
         self.calls: list[tuple] = []
         env.requirements('mmcv').write_text('mmcv==2.1.0\n')
         monkeypatch.setattr(steps, 'check_compiler', lambda env: None)
@@ -358,8 +420,8 @@ class FakeMmcv:
             None if len(self.calls) >= loads_after else 'ImportError: undefined symbol'
         )
         self.output = io.StringIO()
-        step = next(step for step in steps.STACKS['official'] if step.name == 'mmcv')
-        self.runner = steps.Runner(env, step, Progress('', self.output))
+        self.step = next(step for step in steps.STACKS[stack] if step.name == 'mmcv')
+        self.runner = steps.Runner(env, self.step, Progress('', self.output))
         self.runner.pip = lambda *arguments, **options: self.calls.append((arguments, options))
 
 
@@ -393,6 +455,41 @@ def test_new_build_whose_operators_do_not_load_is_an_error(
     with pytest.raises(SetupError, match='undefined symbol'):
         steps.install_mmcv(fake.runner)
     assert len(fake.calls) == 1 and 'minutes' in fake.output.getvalue()
+
+
+def test_kept_wheel_is_found_under_the_name_of_its_file(env: Environment) -> None:
+    env.python.unlink()
+    _script(env.python, '[ "$5" = onedl_mmcv ] && echo "/c/onedl_mmcv-2.3.6-cp$V-linux.whl"')
+    here = ''.join(map(str, sys.version_info[:2]))
+    env.variables = lambda: {'V': here, 'PATH': os.environ['PATH']}
+    assert env.has_cached_wheel('onedl-mmcv==2.3.6')
+    assert not env.has_cached_wheel('onedl-mmcv==2.3.7')
+    env.variables = lambda: {'V': '39', 'PATH': os.environ['PATH']}
+    assert not env.has_cached_wheel('onedl-mmcv==2.3.6')
+
+
+def test_wheel_for_the_oldest_torch_is_not_kept(
+    env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip would hand it to the environment that people work in."""
+    env.has_cached_wheel = lambda requirement: True  # that of the other torch
+    fake = FakeMmcv(env, monkeypatch, loads_after=1, stack='oldest')
+    fake.step.act(fake.runner)
+    ((arguments, _),) = fake.calls
+    assert '--no-cache-dir' in arguments
+    assert 'pip keeps' not in fake.output.getvalue()
+
+
+def test_debug_information_is_not_compiled_unless_asked_for(
+    env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env.has_cached_wheel = lambda requirement: False
+    monkeypatch.delenv('CFLAGS', raising=False)
+    fake = FakeMmcv(env, monkeypatch, loads_after=1)
+    steps.install_mmcv(fake.runner)
+    monkeypatch.setenv('CFLAGS', '-g -O1')
+    steps.install_mmcv(fake.runner)
+    assert [options['CFLAGS'] for _, options in fake.calls] == ['-g0', '-g0 -g -O1']
 
 
 def test_build_progress_counts_compiled_files() -> None:
@@ -529,6 +626,18 @@ def test_other_python_than_that_of_the_venv_is_an_error(
     assert 'was made with Python 3.9' in capsys.readouterr().err
 
 
+def _make_n(*arguments: str) -> list[str]:
+    """What make would run."""
+    # Not as a make within the make that may run this test, which would speak of directories and
+    # hand on its own variables (those of its command line are in the environment, too).
+    env = {key: value for key, value in os.environ.items()
+           if not key.startswith(('MAKE', 'MFLAGS')) and key not in ('STACK', 'VENV')}
+    result = subprocess.run(
+        ['make', '-n', *arguments], cwd=REPO, capture_output=True, text=True, check=True, env=env
+    )
+    return result.stdout.splitlines()
+
+
 def _find_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     script = REPO / 'tools' / 'setup_env' / 'find_python.sh'
     return subprocess.run(
@@ -559,12 +668,8 @@ def test_unsupported_python_is_named(tmp_path: Path, version: str | None, words:
 
 
 def test_make_test_hands_its_arguments_to_pytest() -> None:
-    command = ['make', '-n', 'test', 'ARGS=-k swin', 'VENV=/v']
-    # Not as a make within the make that may run this test: it would speak of directories.
-    env = {key: value for key, value in os.environ.items()
-           if not key.startswith(('MAKE', 'MFLAGS'))}
-    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True, env=env)
-    assert result.stdout.splitlines()[-1] == '/v/bin/python -m pytest --durations=15 -k swin'
+    lines = _make_n('test', 'ARGS=-k swin', 'VENV=/v')
+    assert lines[-1] == '/v/bin/python -m pytest --durations=15 -k swin'
 
 
 def test_make_clean_leaves_what_the_user_made(tmp_path: Path) -> None:

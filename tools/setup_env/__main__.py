@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog='setup_env', description=__doc__)
-    parser.add_argument('--venv', type=Path, default=ROOT / '.venv', help='where to set up')
+    parser.add_argument('--venv', type=Path, help='where to set up; .venv or .venv-STACK')
     parser.add_argument('--stack', default='official', help=f'one of {", ".join(STACKS)}')
     parser.add_argument(
         '--this-python',
@@ -30,6 +30,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help='it is an error if the environment exists with another Python than the running one',
     )
     return parser.parse_args(arguments)
+
+
+def default_venv(stack: str) -> Path:
+    """Where a stack goes; the Makefile says the same."""
+    return ROOT / ('.venv' if stack == 'official' else f'.venv-{stack}')
 
 
 def lock(path: Path) -> TextIO:
@@ -57,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise SetupError(
             f'STACK is {arguments.stack!r}; expected {" or ".join(map(repr, STACKS))}.'
         )
-    venv = arguments.venv.absolute()
+    venv = (arguments.venv or default_venv(arguments.stack)).absolute()
     if venv.exists() and not venv.is_dir():
         raise SetupError(f'{venv} is a file; expected a folder, or nothing: move it away first.')
     env = Environment(ROOT, venv)
@@ -70,6 +75,13 @@ def run(arguments: argparse.Namespace) -> None:
                 f'{venv} was made with Python {version}, and PYTHON is {running}: remove that '
                 'folder, or choose another one with VENV=.'
             )
+        made_for = env.stack()
+        if made_for not in (None, arguments.stack):
+            raise SetupError(
+                f'{venv} holds the {made_for} stack, and STACK is {arguments.stack}: their '
+                'packages do not go together. Choose another folder with VENV=, or remove that one.'
+            )
+        env.note_stack(arguments.stack)
         start = time.monotonic()
         if set_up(env, STACKS[arguments.stack], Progress):
             print(f'{venv} is ready (after {duration(time.monotonic() - start)})', flush=True)

@@ -29,6 +29,7 @@ class Environment:
         # Made before anything else: a venv that has it is the set-up's own to make anew.
         self.mark = self.state / 'made_by_setup'
         self.tmp = self.state / 'tmp'
+        self._stack = self.state / 'stack'
 
     def works(self) -> bool:
         """Whether its Python (3.10 to 3.12) and its pip start."""
@@ -53,6 +54,19 @@ class Environment:
             if match and os.access(self.python, os.X_OK):
                 return match.group(1)
         return None
+
+    def stack(self) -> str | None:
+        """The stack it was set up for, None where it was not."""
+        with contextlib.suppress(OSError):
+            return self._stack.read_text().strip()
+        # set up before there was another one
+        return 'official' if (self.state / 'venv.stamp').exists() else None
+
+    def note_stack(self, stack: str) -> None:
+        """Writes down the stack it is set up for."""
+        if not self._stack.exists():
+            self.state.mkdir(parents=True, exist_ok=True)
+            self._stack.write_text(f'{stack}\n')
 
     def site_packages(self) -> Path:
         return self.venv / 'lib' / f'python{self.python_version()}' / 'site-packages'
@@ -98,13 +112,14 @@ class Environment:
     def has_cached_wheel(self, requirement: str) -> bool:
         """Whether pip keeps a wheel of `name==version` that it built for this Python."""
         name, version = requirement.split('==')
+        file_name = name.replace('-', '_')
         result = subprocess.run(
-            [self.python, '-m', 'pip', 'cache', 'list', name, '--format', 'abspath'],
+            [self.python, '-m', 'pip', 'cache', 'list', file_name, '--format', 'abspath'],
             env=self.variables(),
             capture_output=True,
             text=True,
         )
-        start = f'{name}-{version}-cp{(self.python_version() or "").replace(".", "")}-'
+        start = f'{file_name}-{version}-cp{(self.python_version() or "").replace(".", "")}-'
         return any(Path(line).name.startswith(start) for line in result.stdout.splitlines())
 
     def variables(self) -> dict[str, str]:
@@ -124,7 +139,7 @@ class Environment:
         return variables
 
     def requirements(self, name: str) -> Path:
-        """The requirement file of that name."""
+        """The requirement file of that name, for example `onedl/torch`."""
         return self.root / 'requirements' / f'{name}.txt'
 
     def pins(self, name: str) -> dict[str, str]:

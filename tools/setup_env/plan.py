@@ -46,7 +46,7 @@ def pending(env: Environment, steps: Sequence[Step]) -> int:
         for name in step.files:
             if any(installed.get(package) != pin for package, pin in env.pins(name).items()):
                 return number
-        if 'torch' in step.files and any(name in installed for name in OPENCVS):
+        if step.name == 'torch' and any(name in installed for name in OPENCVS):
             return number
         if step.name == 'project' and 'flatten-mm' not in installed:
             return number

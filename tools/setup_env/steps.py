@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .environment import OPENCVS, Environment
@@ -128,32 +130,46 @@ def install_torch(runner: Runner) -> None:
 
 
 def install_without_needs(runner: Runner) -> None:
-    runner.pip('--no-deps')
+    # the fork's packages are source distributions: build them with the pinned tools
+    runner.pip('--no-deps', '--no-build-isolation')
 
 
-def install_mmcv(runner: Runner) -> None:
-    """Installs mmcv: the wheel pip kept from an earlier build, or a build of many minutes."""
+def install_mmcv(runner: Runner, keep: bool = True) -> None:
+    """Installs mmcv: the wheel pip kept from an earlier build, or a build of many minutes.
+
+    Args:
+        keep: let pip keep the wheel; it has one place for all versions of torch.
+    """
     env, say = runner.env, runner.progress.say
     jobs = str(build_jobs())
-    options = {'describe': describe_build, 'MMCV_WITH_OPS': '1', 'MAX_JOBS': jobs}
+    options = {
+        'describe': describe_build,
+        'MMCV_WITH_OPS': '1',
+        'MAX_JOBS': jobs,
+        # Many a Python asks for debug information (-g), with which compiling takes twice as long.
+        'CFLAGS': f'-g0 {os.environ.get("CFLAGS", "")}'.strip(),
+    }
     arguments = ['-v', '--no-deps', '--no-build-isolation']
     building = (
         f'mmcv: compiling its C++ operators, {jobs} at a time; 7 to 14 minutes on 2 free cores'
     )
-    installed = 'mmcv' in env.installed()
-    kept = not installed and env.has_cached_wheel(f'mmcv=={env.pins("mmcv")["mmcv"]}')
+    ((name, version),) = env.pins(*runner.step.files).items()
+    installed = name in env.installed()
+    kept = keep and not installed and env.has_cached_wheel(f'{name}=={version}')
     if kept:
         say('mmcv: taking the wheel that pip kept from an earlier build')
     elif not installed:
         check_compiler(env)
-        say(f'{building}, once (pip keeps the result)')
+        say(f'{building}, once' + (' (pip keeps the result)' if keep else ''))
+        if not keep:
+            arguments.append('--no-cache-dir')
     runner.pip(*arguments, **options)
     problem = env.import_problem('import torch, mmcv._ext')
     if problem and (installed or kept):
         say('that mmcv was built for another torch (its operators do not load): building it again')
         check_compiler(env)
         say(building)
-        arguments += ['--no-cache-dir', '--force-reinstall', '--no-binary', 'mmcv']
+        arguments += ['--no-cache-dir', '--force-reinstall', '--no-binary', name]
         runner.pip(*arguments, **options)
         problem = env.import_problem('import torch, mmcv._ext')
     if problem:
@@ -197,21 +213,40 @@ def _metadata(root: Path) -> str:
     return (root / 'setup.py').read_text() + version
 
 
-# STACK chooses one; each is a list of steps of its own.
-STACKS: dict[str, tuple[Step, ...]] = {
-    'official': (
+def _stack(
+    build: str = 'build',
+    torch: str = 'torch',
+    libraries: tuple[str, ...] = ('runtime', 'dev'),
+    openmmlab: str = 'openmmlab',
+    mmcv: str = 'mmcv',
+    keep_mmcv: bool = True,
+) -> tuple[Step, ...]:
+    """The steps of a stack, from the names of its requirement files."""
+    build_mmcv = partial(install_mmcv, keep=keep_mmcv)
+    return (
         Step('venv', 'making the virtual environment', make_venv),
-        Step('build', 'build tools', install, ('build',)),
-        Step('torch', 'torch, numpy, opencv (up to 3 GiB to fetch)', install_torch, ('torch',)),
-        Step('libraries', 'libraries and test tools', install, ('runtime', 'dev')),
+        Step('build', 'build tools', install, (build,)),
+        Step('torch', 'torch, numpy, opencv (up to 3 GiB to fetch)', install_torch, (torch,)),
+        Step('libraries', 'libraries and test tools', install, libraries),
         Step(
-            'openmmlab',
-            'mmengine, mmdet, mmseg, mmpretrain',
-            install_without_needs,
-            ('openmmlab',),
+            'openmmlab', 'mmengine, mmdet, mmseg, mmpretrain', install_without_needs, (openmmlab,)
         ),
-        Step('mmcv', 'mmcv', install_mmcv, ('mmcv',)),
+        Step('mmcv', 'mmcv', build_mmcv, (mmcv,)),
         Step('project', 'flatten_mm (editable)', install_project, extra=_metadata),
         Step('check', 'importing everything once', check),
+    )
+
+
+# STACK chooses one.
+STACKS: dict[str, tuple[Step, ...]] = {
+    'official': _stack(),
+    # The maintained fork.
+    'onedl': _stack(
+        torch='onedl/torch',
+        libraries=('runtime', 'onedl/runtime', 'dev'),
+        openmmlab='onedl/openmmlab',
+        mmcv='onedl/mmcv',
     ),
+    # The official packages with the oldest torch. pip would take its mmcv for that of `official`.
+    'oldest': _stack(build='oldest/build', torch='oldest/torch', keep_mmcv=False),
 }
