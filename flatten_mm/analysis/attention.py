@@ -242,7 +242,7 @@ def local_kernels(site: AttentionSite, parts: Sequence[str], channel: int | None
         those of them that the module has.
     """
     found = []
-    if DWC in parts and site.kind == FOCUSED:
+    if DWC in parts and site.has_dwc:
         found.append(site.module.dwc.weight.detach().transpose(0, 1))  # (1, d, ks, ks)
     if LEPE in parts and hasattr(site.module, 'get_v'):
         weight = site.module.get_v.weight.detach()
@@ -258,7 +258,7 @@ def local_bias(site: AttentionSite, parts: Sequence[str] = (DWC, LEPE)) -> Tenso
     """(C,): what the convolutions add to every token, whatever V is; (1,) 0 where there are none.
     """
     biases = [site.holder.norm1.weight.new_zeros(1)]
-    if DWC in parts and site.kind == FOCUSED:
+    if DWC in parts and site.has_dwc:
         biases.append(site.module.dwc.bias.repeat(site.num_heads))
     if LEPE in parts and hasattr(site.module, 'get_v'):
         biases.append(site.module.get_v.bias)

@@ -12,7 +12,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
-from ..backbones.base import FLattenBackbone
+from ..backbones.base import FOCUSED, SOFTMAX, FLattenBackbone
 from ..engine.config import SCOPES, load_config, scope_of
 from ..engine.errors import UserError, reported_as
 from .model_tables import metafiles
@@ -166,15 +166,20 @@ def paper_accuracies(specs: list[ModelSpec]) -> dict[str, float]:
 
 
 def _metafile_stem(spec: ModelSpec) -> str | None:
-    """``flatten-pvt-tiny-softmax`` for FLattenPVT:tiny:SSSS; None for what is not ours."""
+    """``flatten-pvt-tiny-softmax`` for FLattenPVT:tiny:SSSS; None for what is not ours or changed.
+    """
     kind = MODELS.get(spec.cfg['type'])
     if not isinstance(kind, type) or not issubclass(kind, FLattenBackbone):
         return None
     defaults = {name: p.default for name, p in inspect.signature(kind).parameters.items()}
-    arch, attn_type = (spec.cfg.get(key, defaults[key]) for key in ('arch', 'attn_type'))
+    arch, attn_type, attention = (spec.cfg.get(key, defaults[key])
+                                  for key in ('arch', 'attn_type', 'attention'))
     softmax = set(attn_type) == {'S'}
-    if not isinstance(arch, str) or not (softmax or attn_type == defaults['attn_type']):
+    ablated = any(spec.cfg.get(key, defaults[key]) != defaults[key]
+                  for key in ('focusing_factor', 'rank_restoration'))
+    if not isinstance(arch, str) or not (softmax or attn_type == defaults['attn_type']) or ablated:
         return None
     arch = kind.ARCH_ALIASES.get(arch, arch)
-    suffix = '-softmax' if softmax else ''
+    attention = SOFTMAX if softmax else attention
+    suffix = '' if attention == FOCUSED else f'-{attention}'
     return f'flatten-{kind.__name__[len("FLatten"):].lower()}-{arch}{suffix}'

@@ -6,7 +6,8 @@ the paper prints for its baselines. Two things differ from that tool:
 
 * tensors are on the meta device, so nothing is computed and a 512x2048 UperNet takes a second;
 * the attention of this package counts by its formula (equation 2 of the paper and the depthwise
-  convolution; q k^T and its product with v), however the core computes it.
+  convolution, or what another linear attention has of them; q k^T and its product with v),
+  however the core computes it.
 """
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, depthwise_conv
 from ..attention.softmax import SoftmaxAttention
+from ..attention.variants import VariantAttention
 from ..backbones.base import FLattenBackbone
 
 # (H, W) at which the paper reports FLOPs.
@@ -232,27 +234,35 @@ def _attention_by_formula(model: nn.Module) -> Iterator[None]:
     """Every core of this package replaced by the plain products its cost is defined by."""
     with _replaced(
         (module, 'attend', formula)
-        for kind, formula in ((FocusedAttention, linear_products), (SoftmaxAttention,
-                                                                    softmax_products))
+        for kind, formula in ((FocusedAttention, linear_products),
+                              (VariantAttention, linear_products),
+                              (SoftmaxAttention, softmax_products))
         for module in model.modules() if isinstance(module, kind)
     ):
         yield
 
 
-def linear_products(self: FocusedAttention, q: Tensor, k: Tensor, v: Tensor, query_hw: Size,
-                    key_hw: Size, valid_keys: Tensor | None = None) -> Tensor:
+def linear_products(self: FocusedAttention | VariantAttention, q: Tensor, k: Tensor, v: Tensor,
+                    query_hw: Size, key_hw: Size, valid_keys: Tensor | None = None) -> Tensor:
     """The products of focused linear attention (equation 2 and the DWC), values aside.
 
-    N C d + M C d for k^T v and q (k^T v), N C for the normaliser, ks^2 N C for the DWC.
+    N C d + M C d for k^T v and q (k^T v), N C for the normaliser, ks^2 N C for the DWC. The other
+    linear attentions have the same but for what they leave out; hydra's heads have d = 1.
     """
     B, N, C = q.shape
-    heads_q, heads_k, heads_v = (_split_heads(t, self.num_heads) for t in (q, k, v))
+    variant = getattr(self, 'variant', None)
+    heads = C if variant and variant.is_by_channel else self.num_heads
+    heads_q, heads_k, heads_v = (_split_heads(t, heads) for t in (q, k, v))
     out = heads_q @ (heads_k.transpose(-2, -1) @ heads_v)
-    out = out + heads_q @ heads_k.sum(-2, keepdim=True).transpose(-2, -1)
+    if variant is None or variant.is_normalised:
+        out = out + heads_q @ heads_k.sum(-2, keepdim=True).transpose(-2, -1)
+    out = out.transpose(1, 2).reshape(B, N, C)
+    if self.dwc is None:
+        return out
     grid_v = v if v.shape[1] == N else v.new_zeros(B, N, C)
     weight, bias = (t.repeat(self.num_heads, *(1 for _ in t.shape[1:]))
                     for t in (self.dwc.weight, self.dwc.bias))
-    return out.transpose(1, 2).reshape(B, N, C) + depthwise_conv(grid_v, query_hw, weight, bias)
+    return out + depthwise_conv(grid_v, query_hw, weight, bias)
 
 
 def softmax_products(self: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor, query_hw: Size,

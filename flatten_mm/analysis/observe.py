@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, Windows
 from ..attention.softmax import SoftmaxAttention
+from ..attention.variants import VariantAttention
 from ..backbones.base import FOCUSED, SOFTMAX, Block, FLattenBackbone
 
 
@@ -45,6 +46,11 @@ class AttentionSite:
     def kind(self) -> str:
         """``'focused'`` or ``'softmax'``."""
         return FOCUSED if isinstance(self.module, FocusedAttention) else SOFTMAX
+
+    @property
+    def has_dwc(self) -> bool:
+        """Whether a depthwise convolution of V restores the rank."""
+        return getattr(self.module, 'dwc', None) is not None
 
     @property
     def num_heads(self) -> int:
@@ -80,8 +86,12 @@ def attention_sites(model: nn.Module, stage: int | None = None,
         stage: only this stage, from 0.
         block: only this block of a stage, from 0.
 
+    Blocks with one of the other linear attentions (``attention='hydra'``, ...) are left out: it
+    is focused and softmax attention that the analysis restates as a matrix.
+
     Raises:
-        ValueError: no FLatten backbone, or no such stage or block; what there is, is named.
+        ValueError: no FLatten backbone, no such stage or block (what there is, is named), or
+            blocks of other linear attentions only.
     """
     backbone = find_backbone(model)
     blocks = [(name, m) for name, m in backbone.named_modules() if isinstance(m, Block)]
@@ -94,6 +104,12 @@ def attention_sites(model: nn.Module, stage: int | None = None,
                   for branch, (name, m) in enumerate(cores)]
     chosen = [site for site in sites
               if stage in (None, site.stage) and block in (None, site.block)]
+    others = any(isinstance(m, VariantAttention)
+                 for (_, holder), (i, j) in zip(blocks, places)
+                 if stage in (None, i) and block in (None, j) for m in holder.modules())
+    if not chosen and others:
+        raise ValueError(f'{backbone.FAMILY} with attention={backbone.attention!r} has nothing to '
+                         'observe there; expected blocks of focused or softmax attention')
     if not chosen:
         wanted = [f'{what} {number}' for what, number in (('stage', stage), ('block', block))
                   if number is not None]

@@ -76,7 +76,7 @@ class FocusRow:
 def variants_of(call: AttendCall) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Those of :data:`VARIANTS` that a module has: only focused attention has a DWC."""
     return {name: (attention, local) for name, (attention, local) in VARIANTS.items()
-            if call.site.kind == FOCUSED or not local}
+            if call.site.has_dwc or not local}
 
 
 def choose(model: nn.Module, image: LoadedImage, stage: int | None = None,
