@@ -10,19 +10,23 @@ How it is made cheap, with the released result:
 * The query's norm is one number a token; it cancels between numerator and normaliser but for the
   1e-6, which is divided by it instead. No pass over the queries is spent on it.
 * Numerator and normaliser come from one product: the mean key is a last column of K^T V.
+* On a CPU a share of the tokens at a time passes through, so that the maps stay in the cache.
 * Autograd keeps q, k and v only; the element-wise maps are computed again in the backward pass.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .grid import Size, TableResizer, Windows, depthwise_conv
+from .grid import Size, TableResizer, Windows, depthwise_conv, is_traced
+from .linear import heads_product
 from .precision import finite_gradient
 
+ELEMENTS_AT_ONCE = 2**17  # half a MiB of fp32: with what is made of them, a core's cache
 EPS = 1e-6  # of the released models: added to relu(x) and to the normaliser
 
 
@@ -69,8 +73,21 @@ def _wide(x: Tensor) -> Tensor:
 
 def _scaled_positive(x: Tensor, inverse_scale: Tensor, encoding: Tensor | None = None) -> Tensor:
     """(relu(x + encoding) + 1e-6) / scale in a new tensor of at least fp32."""
-    x = F.relu(x) if encoding is None else (x + encoding).relu_()
-    return _wide(x).add_(EPS).mul_(inverse_scale)
+    x = F.relu(_wide(x)) if encoding is None else (_wide(x) + encoding).relu_()
+    return x.add_(EPS).mul_(inverse_scale)
+
+
+def _parts(*tensors: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
+    """(., N, C) tensors, cut along N into the tokens that pass at once; None stays None."""
+    batch, length, dims = tensors[0].shape
+    step = length
+    if tensors[0].device.type == 'cpu' and not is_traced():
+        step = min(max(ELEMENTS_AT_ONCE // (batch * dims), 1), length)
+    if step == length:
+        yield tensors
+        return
+    for start in range(0, length, step):
+        yield tuple(None if t is None else t[:, start:start + step] for t in tensors)
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -86,24 +103,39 @@ def _merge_heads(x: Tensor) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, inverse_scale: Tensor, p: float, num_heads: int,
             valid_keys: Tensor | None, encoding: Tensor | None = None
             ) -> tuple[Tensor, Tensor, Tensor]:
-    """Focused linear attention: output (B, N, C), [K^T V | mean k] and the normaliser."""
+    """Focused linear attention: output (B, N, C), [K^T V | mean k] and the normaliser (B, N, h)."""
+    kv = sum(_key_values(*part, inverse_scale, p, num_heads)
+             for part in _parts(k, v, valid_keys, encoding))
+    kv = kv / _count(k, valid_keys)
+    out = torch.empty(q.shape, dtype=v.dtype, device=v.device)
+    normaliser = torch.empty(*q.shape[:2], num_heads, dtype=kv.dtype, device=v.device)
+    for part in _parts(q, out, normaliser):
+        _query(*part, kv, inverse_scale, p)
+    return out, kv, normaliser
+
+
+def _key_values(k: Tensor, v: Tensor, valid_keys: Tensor | None, encoding: Tensor | None,
+                inverse_scale: Tensor, p: float, num_heads: int) -> Tensor:
+    """[K^T V | sum of k] of each head, (B, h, d, d + 1)."""
     focused = _focus(_scaled_positive(k, inverse_scale, encoding), p)
     keys = focused.powered.mul_(focused.gain)
     if valid_keys is not None:
         keys.mul_(valid_keys)
     keys = _split_heads(keys, num_heads)
     kv = keys.transpose(-2, -1) @ _split_heads(_wide(v), num_heads)
-    kv = torch.cat((kv, keys.sum(dim=-2).unsqueeze(-1)), dim=-1)  # (B, h, d, d + 1)
-    kv = kv / _count(k, valid_keys)
+    return torch.cat((kv, keys.sum(dim=-2).unsqueeze(-1)), dim=-1)
 
+
+def _query(q: Tensor, out: Tensor, normaliser: Tensor, kv: Tensor, inverse_scale: Tensor,
+           p: float) -> None:
+    """What queries (B, N, C) make of [K^T V | mean k]: written into ``out`` and ``normaliser``."""
+    num_heads = kv.shape[1]
     focused = _focus(_scaled_positive(q, inverse_scale), p)
-    mixed = _split_heads(focused.powered, num_heads) @ kv  # (B, h, N, d + 1)
-    normaliser = mixed[..., -1:] + (EPS / focused.gain).unsqueeze(1)  # (B, h, N, 1)
+    mixed = heads_product(_split_heads(focused.powered, num_heads), kv)  # (B, h, N, d + 1)
+    torch.add(mixed[..., -1].transpose(1, 2), EPS / focused.gain, out=normaliser)  # (B, N, h)
     # Straight into the layout of the heads side by side, in the dtype of v.
-    out = torch.empty(q.shape, dtype=v.dtype, device=v.device)
-    torch.div(mixed[..., :-1].transpose(1, 2), normaliser.transpose(1, 2),
+    torch.div(mixed[..., :-1].transpose(1, 2), normaliser.unsqueeze(-1),
               out=out.unflatten(2, (num_heads, -1)))
-    return out, kv, normaliser
 
 
 def _count(k: Tensor, valid_keys: Tensor | None) -> Tensor | int:
@@ -125,38 +157,60 @@ class _FocusedLinearAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         q, k, v, inverse_scale, kv, normaliser, valid_keys = ctx.saved_tensors
-        p, heads = ctx.p, ctx.num_heads
-        key_values, mean_key = kv[..., :-1], kv[..., -1:]
+        d_q, d_k, d_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        d_kv, d_scale = torch.zeros_like(kv), torch.zeros_like(inverse_scale)
+        for *part, d_part in _parts(q, grad, normaliser, d_q):
+            d_part_q, d_part_kv, d_part_scale = _query_backward(*part, kv, inverse_scale, ctx.p)
+            d_part.copy_(d_part_q)
+            d_kv.add_(d_part_kv)
+            d_scale.add_(d_part_scale)
+        d_kv = d_kv / _count(k, valid_keys)
+        for *part, d_part_k, d_part_v in _parts(k, v, valid_keys, d_k, d_v):
+            d_keys, d_values, d_part_scale = _key_backward(*part, d_kv, inverse_scale, ctx.p)
+            d_part_k.copy_(d_keys)
+            d_part_v.copy_(d_values)
+            d_scale.add_(d_part_scale)
+        return d_q, d_k, d_v, d_scale, None, None, None
 
-        # out = numerator / normaliser in each head; the sum of grad * out needs no product of
-        # its own, as it is the sum of query * (gradient of the query through the numerator).
-        focused = _focus(_scaled_positive(q, inverse_scale), p, keep_direction=True)
-        queries = _split_heads(focused.powered, heads)
-        d_numerator = _split_heads(_wide(grad), heads) / normaliser
-        d_queries = d_numerator @ key_values.transpose(-2, -1)
-        d_normaliser = (queries * d_queries).sum(dim=-1, keepdim=True).div_(-normaliser)
-        d_kv = queries.transpose(-2, -1) @ d_numerator
-        d_mean_key = (queries * d_normaliser).sum(dim=-2, keepdim=True)
-        d_queries = d_queries.add_(d_normaliser * mean_key.transpose(-2, -1))
-        d_gain = d_normaliser.sum(dim=1) * (-EPS / focused.gain**2)
-        d_q, d_scale = _focus_backward(_merge_heads(d_queries), d_gain, focused, p, q,
-                                       inverse_scale)
 
-        count = _count(k, valid_keys)
-        d_kv, d_mean_key = d_kv / count, d_mean_key / count
-        focused = _focus(_scaled_positive(k, inverse_scale), p, keep_direction=True)
-        gain = focused.gain if valid_keys is None else focused.gain * valid_keys
-        keys = _split_heads(focused.powered * gain, heads)
-        d_v = _merge_heads(keys @ d_kv)
-        d_keys = _split_heads(_wide(v), heads) @ d_kv.transpose(-2, -1)
-        d_keys = _merge_heads(d_keys.add_(d_mean_key))
-        if valid_keys is not None:
-            d_keys.mul_(valid_keys)
-        d_gain = (d_keys * focused.powered).sum(dim=-1, keepdim=True)
-        d_k, d_key_scale = _focus_backward(d_keys.mul_(focused.gain), d_gain, focused, p, k,
-                                           inverse_scale)
-        return (d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_scale + d_key_scale,
-                None, None, None)
+def _query_backward(q: Tensor, grad: Tensor, normaliser: Tensor, kv: Tensor,
+                    inverse_scale: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q (B, N, C), of [K^T V | mean k] and of the inverse scale.
+
+    out = numerator / normaliser in each head; the sum of grad * out needs no product of its own,
+    as it is the sum of query * (gradient of the query through the numerator).
+    """
+    heads = kv.shape[1]
+    key_values, mean_key = kv[..., :-1], kv[..., -1:]
+    normaliser = normaliser.transpose(1, 2).unsqueeze(-1)  # (B, h, N, 1)
+    focused = _focus(_scaled_positive(q, inverse_scale), p, keep_direction=True)
+    queries = _split_heads(focused.powered, heads)
+    d_numerator = _split_heads(_wide(grad), heads) / normaliser
+    d_queries = heads_product(d_numerator, key_values.transpose(-2, -1))
+    d_normaliser = (queries * d_queries).sum(dim=-1, keepdim=True).div_(-normaliser)
+    d_kv = torch.cat((queries.transpose(-2, -1) @ d_numerator,
+                      queries.transpose(-2, -1) @ d_normaliser), dim=-1)
+    d_queries = d_queries.add_(d_normaliser * mean_key.transpose(-2, -1))
+    d_gain = d_normaliser.sum(dim=1) * (-EPS / focused.gain**2)
+    d_q, d_scale = _focus_backward(_merge_heads(d_queries), d_gain, focused, p, q, inverse_scale)
+    return d_q, d_kv, d_scale
+
+
+def _key_backward(k: Tensor, v: Tensor, valid_keys: Tensor | None, d_kv: Tensor,
+                  inverse_scale: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of k and v (B, M, C) and of the inverse scale, from that of [K^T V | sum of k]."""
+    heads = d_kv.shape[1]
+    focused = _focus(_scaled_positive(k, inverse_scale), p, keep_direction=True)
+    gain = focused.gain if valid_keys is None else focused.gain * valid_keys
+    keys = _split_heads(focused.powered * gain, heads)
+    d_v = _merge_heads(heads_product(keys, d_kv[..., :-1]))
+    d_keys = heads_product(_split_heads(_wide(v), heads), d_kv[..., :-1].transpose(-2, -1))
+    d_keys = _merge_heads(d_keys.add_(d_kv[..., -1:].transpose(-2, -1)))
+    if valid_keys is not None:
+        d_keys.mul_(valid_keys)
+    d_gain = (d_keys * focused.powered).sum(dim=-1, keepdim=True)
+    d_k, d_scale = _focus_backward(d_keys.mul_(focused.gain), d_gain, focused, p, k, inverse_scale)
+    return d_k, d_v, d_scale
 
 
 def _focus_backward(d_powered: Tensor, d_gain: Tensor, focused: _Focused, p: float, x: Tensor,
@@ -174,7 +228,8 @@ def _focus_backward(d_powered: Tensor, d_gain: Tensor, focused: _Focused, p: flo
     d_direction = d_direction.mul_(p * direction**(p - 1))
     d_direction = d_direction.add_(direction * (d_norm / norm))
     d_scale = (d_direction * direction).sum(dim=(0, 1), keepdim=True) / inverse_scale
-    return d_direction.mul_(inverse_scale / peak).mul_(x > 0), d_scale
+    d_direction = d_direction.mul_(inverse_scale).div_(peak)
+    return torch.ops.aten.threshold_backward(d_direction, _wide(x), 0), d_scale
 
 
 def focused_linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, num_heads: int,

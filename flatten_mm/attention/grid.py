@@ -41,11 +41,20 @@ def resize_grid_table(
         )
     if tuple(src_hw) == tuple(dst_hw):
         return table
-    grid = table.transpose(1, 2).unflatten(2, src_hw)  # (1, C, H, W)
-    # Half precision would round the weights of the interpolation, not only its result.
-    grid = F.interpolate(grid.float() if grid.dtype != torch.float64 else grid,
-                         size=dst_hw, mode=mode, align_corners=False)
-    return grid.flatten(2).transpose(1, 2).to(table.dtype)
+    # As two matrix products: the backward pass of F.interpolate takes five times its forward pass,
+    # and half precision (of the table or of autocast) would round the weights of interpolation.
+    with torch.autocast(table.device.type, enabled=False):
+        grid = table if table.dtype == torch.float64 else table.float()
+        rows, columns = (_interpolation(*sides, mode, grid) for sides in zip(src_hw, dst_hw))
+        grid = (rows @ grid.view(src_hw[0], -1)).view(-1, src_hw[1], table.shape[2])
+        return (columns @ grid).view(1, -1, table.shape[2]).to(table.dtype)
+
+
+def _interpolation(src: int, dst: int, mode: str, like: Tensor) -> Tensor:
+    """(dst, src): the matrix that interpolates along one side."""
+    identity = torch.eye(src, dtype=like.dtype, device=like.device)
+    return F.interpolate(identity[None, :, :, None], size=(dst, 1), mode=mode,
+                         align_corners=False)[0, :, :, 0].t()
 
 
 class TableResizer:

@@ -74,7 +74,18 @@ class _Linear(torch.autograd.Function):
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """(..., O), (..., I) -> (O, I): the gradient of the weight of a linear layer."""
-    return product(grad.flatten(0, -2).t(), x.flatten(0, -2).t())
+    grad, x = grad.flatten(0, -2), x.flatten(0, -2)
+    # oneDNN transposes its first operand by a slow copy: let it be the narrower one.
+    if grad.shape[-1] > x.shape[-1]:
+        return product(x.t(), grad.t()).t()
+    return product(grad.t(), x.t())
+
+
+def heads_product(x: Tensor, matrices: Tensor) -> Tensor:
+    """``x @ matrices`` without autograd: (B, h, N, d), (B, h, d, e) -> (B, h, N, e)."""
+    if x.shape[:2] == (1, 1) and uses_onednn(x):  # more heads do not lie dense in memory
+        return product(x[0, 0], matrices[0, 0].t())[None, None]
+    return x @ matrices
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -265,7 +265,7 @@ class FLattenPVT(PVTPyramid):
             getattr(self, f'{name}{stage + 1}')
             for name in ('pos_embed', 'resize_pos_embed', 'pos_grid')
         )
-        return self.pos_drop(x + resize(table, grid, hw))
+        return self.pos_drop(x.add_(resize(table, grid, hw)))
 
     def stage_modules(self, stage: int) -> list[nn.Module | nn.Parameter]:
         return super().stage_modules(stage) + ([self.pos_embed1] if stage == 0 else [])
