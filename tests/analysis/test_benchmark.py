@@ -181,10 +181,13 @@ def test_released_is_the_same_model():
 def test_accuracies_are_the_papers():
     specs = [parse_spec(text) for text in (
         OURS, TWIN, 'FLattenPVT:t', 'FLattenSwin:tiny', 'FLattenSwin:base', 'FLattenSwin:base:SSSS',
-        'FLattenPVTv2:b1', 'FLattenPVT:tiny:LLSS', 'mmdet.SwinTransformer')]
+        'FLattenPVTv2:b1', 'FLattenPVT:tiny:LLSS', 'mmdet.SwinTransformer',
+        'FLattenDeiT:tiny:attention=hydra', 'FLattenPVT:tiny:attention=softmax',
+        'FLattenPVT:tiny:attention=hydra', 'FLattenPVT:tiny:focusing_factor=1')]
     assert paper_accuracies(specs) == {
         OURS: 77.8, TWIN: 75.1, 'FLattenPVT:t': 77.8, 'FLattenSwin:tiny': 82.1,
-        'FLattenSwin:base': 83.8, 'FLattenSwin:base:SSSS': 83.5, 'FLattenPVTv2:b1': 79.5}
+        'FLattenSwin:base': 83.8, 'FLattenSwin:base:SSSS': 83.5, 'FLattenPVTv2:b1': 79.5,
+        'FLattenDeiT:tiny:attention=hydra': 68.3, 'FLattenPVT:tiny:attention=softmax': 75.1}
 
 
 @pytest.mark.parametrize(('argv', 'sentence'), [

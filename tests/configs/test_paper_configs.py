@@ -140,6 +140,7 @@ def _sizes(model: torch.nn.Module) -> dict[str, float]:
     ('cascade-mask-rcnn_flatten-swin-s_fpn_ms-crop-3x_coco', {'coco/bbox_mAP', 'coco/segm_mAP'}),
     ('retinanet_flatten-pvt-t_fpn_1x_coco', {'coco/bbox_mAP'}),
     ('flatten-pvtv2-b0_16xb64_in1k', {'accuracy/top1', 'accuracy/top5'}),
+    ('flatten-deit-tiny-hydra_16xb64_in1k', {'accuracy/top1', 'accuracy/top5'}),
     ('flatten-cswin-tiny_16xb64_in1k', {'accuracy/top1', 'accuracy/top5'}),
 ])
 def test_run(name, metrics, layouts, tmp_path):
@@ -186,6 +187,50 @@ def test_softmax_twin(name):
     other_letters, other = comparable(_config(name.replace('-softmax', '')))
     assert letters == 'SSSS' and other_letters is None
     assert own == other
+
+
+# What a word in a name stands for in the backbone.
+WORDS = {
+    **{word: dict(attention=word)
+       for word in ('linear', 'efficient', 'hydra', 'angular', 'enhanced')},
+    'no-focus': dict(focusing_factor=1),
+    'no-dwc': dict(rank_restoration=False),
+}
+
+
+@pytest.mark.parametrize('word', WORDS)
+@pytest.mark.parametrize('name', ['flatten-deit-tiny_16xb64_in1k', 'flatten-swin-tiny_16xb64_in1k',
+                                  'fpn_flatten-pvt-t_4xb4-40k_ade20k-512x512'])
+def test_other_attentions_are_one_word(name, word):
+    """The same file but for one argument of the backbone."""
+    stem, rest = re.match(r'(.*?(?:tiny|-t))(_.*)', name).groups()
+    own, other = _config(f'{stem}-{word}{rest}').to_dict(), _config(name).to_dict()
+    backbone = own['model']['backbone']
+    assert {key: backbone.pop(key) for key in WORDS[word]} == WORDS[word]
+    assert own == other
+
+
+def test_every_word_has_its_configs():
+    named = [word for name in PATHS for word in WORDS if re.search(rf'-{word}_', name)]
+    assert sorted(named) == sorted([*WORDS] * 3)
+
+
+def test_accuracies_of_other_attentions_are_the_papers(shared):
+    """Each that the page of the paper's figures lists stands in a metafile, and no other."""
+    text = shared('golden', 'paper_tables.md').read_text()
+    found = {}
+    for model, title in (('deit', 'DeiT-T'), ('swin', 'Swin-T')):
+        row = re.search(rf'{title}: (Hydra [^(]*)\(', text)[1]
+        for phrase, word in (('Hydra', 'hydra'), ('Efficient', 'efficient'),
+                             ('Linear Angular', 'angular'), ('Enhanced', 'enhanced')):
+            found[model, word] = float(re.search(rf'{phrase} ([\d.]+)', row)[1])
+    steps = re.search(r'vanilla linear attention ([\d.]+), \+ focused function ([\d.]+)', text)
+    found['deit', 'linear'], found['deit', 'no-dwc'] = map(float, steps.groups())
+    ours = {(model, word): meta['Metadata']['Paper Reports']['top-1']
+            for name, meta in MODELS_OF_METAFILES.items() for model in ('deit', 'swin')
+            for word in WORDS
+            if f'-{word}_' in name and model in name and 'Paper Reports' in meta['Metadata']}
+    assert ours == found
 
 
 # Model: warm-up epochs, epochs, least and first learning rate, weight decay, clipping, EMA.

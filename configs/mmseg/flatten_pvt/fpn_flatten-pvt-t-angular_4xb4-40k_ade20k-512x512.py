@@ -1,0 +1,3 @@
+# SemanticFPN on FLatten-PVT-T with linear angular attention in place of focused attention.
+_base_ = './fpn_flatten-pvt-t_4xb4-40k_ade20k-512x512.py'
+model = dict(backbone=dict(attention='angular'))
