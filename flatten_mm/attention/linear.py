@@ -30,8 +30,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if uses_onednn(x):
         rows = _plain(x if x.ndim == 2 else x.flatten(0, -2))
         out = torch.ops.mkldnn._linear_pointwise(rows, _plain(weight), bias, 'none', [], '')
-        # No view where none is needed: the result of an autograd function must not be one.
-        return out if x.ndim == 2 else out.unflatten(0, x.shape[:-1])
+        # Not a view to autograd, which forbids to change the views a function returns in place.
+        return torch.ops.aten._unsafe_view(out, (*x.shape[:-1], weight.shape[0]))
     return F.linear(x, weight, bias)
 
 
@@ -55,7 +55,7 @@ def _is_autocast_cpu() -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """(N, I), (O, I), (O,) -> (N, O)."""
+    """(..., I), (O, I), (O,) -> (..., O)."""
 
     @staticmethod
     def forward(ctx, x, weight, bias):
@@ -69,7 +69,7 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         d_x = product(grad, weight.t()) if needs_x else None
         d_weight = weight_gradient(grad, x) if needs_weight else None
-        return d_x, d_weight, grad.sum(dim=0) if needs_bias else None
+        return d_x, d_weight, grad.flatten(0, -2).sum(dim=0) if needs_bias else None
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
@@ -93,8 +93,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not uses_onednn(x):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
-        out = _Linear.apply(x.flatten(0, -2), weight, bias)
-        return out.unflatten(0, x.shape[:-1])
+        return _Linear.apply(x, weight, bias)
     return product(x, weight, bias)
 
 

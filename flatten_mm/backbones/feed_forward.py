@@ -36,7 +36,7 @@ class _GeluLinear(torch.autograd.Function):
         for part, grad_part, d_part in zip(_parts(x), _parts(grad, like=x), _parts(d_x)):
             d_weight.add_(weight_gradient(grad_part, F.gelu(part)))
             d_hidden = product(grad_part, weight.t())
-            d_part.copy_(torch.ops.aten.gelu_backward(d_hidden, part))
+            torch.ops.aten.gelu_backward.grad_input(d_hidden, part, grad_input=d_part)
         return d_x, d_weight, grad.flatten(0, -2).sum(dim=0)
 
 
