@@ -98,9 +98,18 @@ def _categories(ann_file: str) -> list[str]:
         raise FileNotFoundError(
             f'no annotation file {ann_file}: give --data-root (or FLATTEN_DATA_ROOT) the folder '
             'that holds it, or --classes (or FLATTEN_CLASSES) the class names')
-    with open(ann_file, encoding='utf-8') as file:
-        content = json.load(file)
+    try:
+        with open(ann_file, encoding='utf-8') as file:
+            content = json.load(file)
+    except ValueError as error:  # of JSON or of the encoding
+        raise ValueError(f'{ann_file} is not JSON ({error}); expected a COCO annotation file'
+                         ) from error
     categories = content.get('categories') if isinstance(content, dict) else None
-    if not categories:
+    if not isinstance(categories, list) or not categories:
         raise ValueError(f'{ann_file} has no "categories"; expected a COCO annotation file')
-    return [category['name'] for category in categories]
+    names = [category.get('name') if isinstance(category, dict) else None
+             for category in categories]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f'{ann_file} has categories without a "name"; expected a COCO annotation '
+                         'file')
+    return list(dict.fromkeys(names))

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from mmengine.config import Config
 from mmengine.dataset import Compose
-from PIL import Image, UnidentifiedImageError
 
+from ..datasets.image_file import ImageFileError
+from ..datasets.load_image import use_checked_loading
 from .errors import UserError, one_line
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm')
@@ -25,7 +26,8 @@ def find_images(inputs: Sequence[str | os.PathLike]) -> dict[Path, Path]:
     """Image files named by paths, folders (searched in depth) and glob patterns.
 
     In folders and by patterns only files with one of ``SUFFIXES`` are taken, in any case; a file
-    named by itself is taken whatever its suffix.
+    named by itself is taken whatever its suffix, even one that does not exist: reading it says so,
+    and it holds up no others.
 
     Args:
         inputs: Paths, folders and patterns.
@@ -35,26 +37,26 @@ def find_images(inputs: Sequence[str | os.PathLike]) -> dict[Path, Path]:
         different for each file.
 
     Raises:
-        UserError: One of ``inputs`` does not exist or brings no image.
+        UserError: None of ``inputs`` exists, or a folder or pattern brings no image.
     """
     found: dict[Path, Path] = {}
     for item in map(os.path.expanduser, inputs):
         path = Path(item)
         if path.is_dir():
             images = {file: file.relative_to(path) for file in _images_among(path.rglob('*'))}
-        elif path.exists():
+        elif path.exists() or not glob.has_magic(item):
             images = {path: Path(path.name)}
-        elif glob.has_magic(item):
+        else:
             matches = sorted(map(Path, glob.glob(item, recursive=True)))
             root = Path(os.path.commonpath([file.parent for file in matches])) if matches else path
             images = {file: file.relative_to(root) for file in _images_among(matches)}
-        else:
-            raise UserError(f'input {item} does not exist; give an image, a folder or a pattern '
-                            'such as "images/*.jpg"')
         if not images:
             raise UserError(f'no image found by {item}; expected files ending in '
                             f'{", ".join(SUFFIXES)}')
         found.update(images)
+    if not any(file.exists() for file in found):
+        raise UserError(f'input {next(iter(found), "")} does not exist; give an image, a folder or '
+                        'a pattern such as "images/*.jpg"')
     return _unique_names(found)
 
 
@@ -79,6 +81,7 @@ class ImageReader:
                             f'image file (LoadImageFromFile); found: {", ".join(kinds) or "none"}')
         start = kinds.index('LoadImageFromFile')
         self._load = Compose([transforms[start]])
+        use_checked_loading(self._load.transforms)
         self._prepare = Compose([
             transform for transform, kind in zip(transforms[start + 1:], kinds[start + 1:])
             if 'Annotations' not in kind])
@@ -87,12 +90,15 @@ class ImageReader:
         """Read a file: ``img`` is (H, W, C) in BGR.
 
         Raises:
-            UnreadableImage: The file cannot be decoded whole.
+            UnreadableImage: The file cannot be used, see :mod:`..datasets.image_file`.
         """
         try:
-            _check_whole(path)
             return self._load(dict(img_path=str(path), img_id=0))
-        except Exception as error:  # each decoder has its own
+        except ImageFileError as error:
+            raise UnreadableImage(f'it {one_line(error).removeprefix(f"{path} ")}') from error
+        except FileNotFoundError as error:
+            raise UnreadableImage('it does not exist') from error
+        except Exception as error:  # of the file system, or a loader of the config's own
             raise UnreadableImage(one_line(error)) from error
 
     def prepare(self, loaded: dict) -> dict:
@@ -107,19 +113,6 @@ def to_rgb(image: np.ndarray) -> np.ndarray:
         image = np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)
     image = image[:, :, 2::-1]
     return np.ascontiguousarray(np.clip(image, 0, 255).astype(np.uint8))
-
-
-def _check_whole(path: Path) -> None:
-    """OpenCV fills the rest of a truncated file with grey and says nothing; Pillow raises."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-    except Image.DecompressionBombError:
-        pass  # larger than Pillow likes; satellite images are
-    except UnidentifiedImageError:
-        if path.stat().st_size == 0:
-            raise UnreadableImage('the file is empty') from None
-        # a format of OpenCV alone, or no image: its reader decides
 
 
 def _images_among(paths: Sequence[Path]) -> list[Path]:

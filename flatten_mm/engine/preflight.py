@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -17,9 +16,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ..checkpoint.load import NO_FILE_HINT
+from .annotations import check_annotations
 from .config import scope_of
 from .errors import UserError, reported_as
-from .runner import warn
 
 _MAX_IMAGES_CHECKED = 2000  # a stat each: a second or so, also over a network
 _EMPTY = ('the {split} data set is empty: {source} brings no image that can be used; check that it '
@@ -68,10 +67,10 @@ def check_pretrained(model: dict) -> None:
 
 
 def check_dataset(dataset: Dataset, split: str) -> None:
-    """Check a built data set: it holds images, they exist, and its classes are the file's.
+    """Check a built data set: it holds images, they exist, and its annotations can be used.
 
     Raises:
-        UserError: It is empty, images or label maps are missing, or classes disagree.
+        UserError: It is empty, images or label maps are missing, or see :mod:`.annotations`.
     """
     for part in _parts(dataset):
         if not isinstance(part, BaseDataset):
@@ -85,7 +84,7 @@ def check_dataset(dataset: Dataset, split: str) -> None:
             raise UserError(
                 f'{len(missing)} of {len(paths)} files checked of the {split} data set do not '
                 f'exist, the first being {missing[0]}; check data_root, data_prefix and suffixes')
-        _check_coco(part, split)
+        check_annotations(part, split)
 
 
 def check_classes(model: nn.Module, dataset: Dataset, split: str) -> None:
@@ -122,9 +121,11 @@ def check_runner_data(runner: Runner, *splits: str) -> None:
     """Build the loops of ``splits`` and check their data sets and classes.
 
     Raises:
-        UserError: See :func:`check_dataset` and :func:`check_classes`.
+        UserError: See :func:`check_dataset` and :func:`check_classes`; or the data sets name
+            their classes differently, as folders of which one split lacks some do.
     """
     model = getattr(runner.model, 'module', runner.model)
+    first: tuple[str, list] | None = None
     for split in splits:
         loop = _build_loop(runner, split)
         if loop is None:
@@ -132,6 +133,16 @@ def check_runner_data(runner: Runner, *splits: str) -> None:
         dataset = loop.dataloader.dataset
         check_dataset(dataset, split)
         check_classes(model, dataset, split)
+        classes = list((getattr(dataset, 'metainfo', None) or {}).get('classes') or [])
+        first = first or (split, classes)
+        if classes and first[1] and classes != first[1]:
+            raise UserError(f'the {split} data set has the classes {_few(classes)}, but the '
+                            f'{first[0]} data set {_few(first[1])}; labels are numbers, so both '
+                            'must have the same names in the same order')
+
+
+def _few(names: list, count: int = 10) -> str:
+    return ', '.join(map(str, names[:count])) + (', …' if len(names) > count else '')
 
 
 def _check_dataset_cfg(dataset: dict, split: str, scope: str) -> None:
@@ -219,45 +230,6 @@ def _build_loop(runner: Runner, split: str) -> BaseLoop | None:
             raise UserError(_EMPTY.format(
                 split=split, source=leaf.get('ann_file') or leaf.get('data_prefix'))) from error
         raise
-
-
-def _check_coco(dataset: BaseDataset, split: str) -> None:
-    """mmdet numbers classes in the order of the file, and drops names the file does not hold."""
-    if not _reads_as_coco(dataset):
-        return
-    with open(dataset.ann_file, encoding='utf-8') as file:
-        content = json.load(file)
-    lacks_info = 'info' not in content and not getattr(dataset, 'info_optional', False)
-    if split != 'train' and lacks_info:
-        raise UserError(f'{dataset.ann_file} has no "info" entry, without which pycocotools '
-                        'cannot evaluate; add "info": {} to it')
-    names = [item['name'] for item in content.get('categories', ())]
-    classes = list(dataset.metainfo['classes'])
-    absent = [name for name in classes if name not in names]
-    if absent:
-        raise UserError(
-            f'class {absent[0]!r} of the {split} data set is not among the categories of '
-            f'{dataset.ann_file} ({", ".join(names[:10])}); set the classes of its metainfo to '
-            'those names, capitals too')
-    in_file = [name for name in names if name in classes]
-    if in_file != classes:
-        raise UserError(
-            f'classes ({", ".join(classes)}) are in another order than the categories of '
-            f'{dataset.ann_file}, by which mmdet numbers them; give {",".join(in_file)}')
-    unused = [name for name in names if name not in classes]
-    if unused:
-        warn(f'{dataset.ann_file}: categories {", ".join(unused)} are not among the classes, '
-             'their annotations are left out')
-
-
-def _reads_as_coco(dataset: BaseDataset) -> bool:
-    """Whether the data set is mmdet's CocoDataset or a user's own made of it; mmdet's others
-    (LVIS, Objects365, panoptic) number classes in their own ways."""
-    if not any(base.__name__ == 'CocoDataset' for base in type(dataset).__mro__):
-        return False
-    loader = type(dataset).load_data_list
-    return loader.__qualname__ == 'CocoDataset.load_data_list' or not loader.__module__.startswith(
-        'mmdet.')
 
 
 def _parts(dataset: Dataset) -> Iterator[Dataset]:

@@ -54,7 +54,6 @@ def test_files_are_taken_once_and_results_never_share_a_name(folder):
 
 
 @pytest.mark.parametrize('item, message', [
-    ('gone.jpg', 'gone.jpg does not exist'),
     ('*.bmp', r'no image found by .*\*.bmp'),
     ('empty', 'no image found by .*empty'),
 ])
@@ -62,6 +61,15 @@ def test_inputs_without_an_image(folder, item, message):
     (folder / 'empty').mkdir()
     with pytest.raises(UserError, match=message):
         find_images([folder / 'a.jpg', folder / item])
+
+
+def test_a_missing_file_holds_up_no_others(folder, reader):
+    found = find_images([folder / 'gone.jpg', folder / 'a.jpg'])
+    assert [file.name for file in found] == ['gone.jpg', 'a.jpg']
+    with pytest.raises(UnreadableImage, match='^it does not exist$'):
+        reader.read(folder / 'gone.jpg')
+    with pytest.raises(UserError, match='gone.jpg does not exist'):
+        find_images([folder / 'gone.jpg', folder / 'gone too.jpg'])
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_image_that_vanishes_is_named(trained, run, tmp_path):
     config = write_config('mmseg', tmp_path, tmp_path / 'data')
     result = run('test', config, done.checkpoint)
     assert result.code == 1
-    assert 'an image cannot be read' in result.error
+    assert 'cannot be decoded: it is no image' in result.error
     assert '1.jpg' in result.error
 
 

@@ -156,7 +156,7 @@ def test_labels_outside_the_classes(data, run, tmp_path):
         'num_classes=3': 'num_classes=2', "('background', 'square', 'disc')": "('a', 'b')"})
     result = run('train', config)
     assert result.code == 1
-    assert 'label outside the classes of the head (Target 2 is out of bounds.)' in result.error
+    assert '.png holds the label values [2], but the 2 classes' in result.error
 
 
 def test_unknown_backbone_setting(data, run, tmp_path):
