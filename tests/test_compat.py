@@ -48,7 +48,6 @@ def load_with_list(path):
     names = dict(compat._named(item) for item in compat._safe_globals())
     names['collections.OrderedDict'] = __import__('collections').OrderedDict
     names['torch._utils._rebuild_tensor_v2'] = torch._utils._rebuild_tensor_v2
-    names['_codecs.encode'] = __import__('_codecs').encode
     return torch.load(path, map_location='cpu', weights_only=False,
                       pickle_module=TrainingPickle(names))
 

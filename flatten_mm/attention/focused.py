@@ -68,7 +68,8 @@ def focused_map(x: Tensor, focusing_factor: float = 3) -> Tensor:
 
 def _wide(x: Tensor) -> Tensor:
     """``x`` in at least fp32, where powers, norms and sums over tokens are taken."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    # not torch.promote_types, which torch.compile of 2.1 cannot trace
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _scaled_positive(x: Tensor, inverse_scale: Tensor, encoding: Tensor | None = None) -> Tensor:

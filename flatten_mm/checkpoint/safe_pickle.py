@@ -106,7 +106,8 @@ def _subclass_tensor(rebuilder: Any, _type: Any, args: tuple, _state: Any) -> An
     return rebuilder.function(*args)
 
 
-def _latin1_bytes(text: str, encoding: str = 'latin1') -> bytes:
+def latin1_bytes(text: str, encoding: str = 'latin1') -> bytes:
+    """``_codecs.encode``, as which pickle protocol 2 writes bytes."""
     return text.encode('latin1')
 
 
@@ -142,7 +143,7 @@ _REBUILDERS: dict[str, Callable] = {
     'torch.Size': tuple,
     'numpy.core.multiarray.scalar': _numpy_scalar,
     'numpy.dtype': _numpy_dtype,
-    '_codecs.encode': _latin1_bytes,
+    '_codecs.encode': latin1_bytes,
     'builtins.set': set,
     'builtins.frozenset': frozenset,
     'builtins.slice': slice,

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
 
+from .safe_pickle import latin1_bytes
+
 # What a file may give a state to. Never a class or function, which all else in the process uses.
 _WITH_STATE = (HistoryBuffer, collections.OrderedDict, np.ndarray, np.dtype, torch.Tensor)
 
@@ -86,6 +88,8 @@ class TrainingPickle:
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self.__name__ = __name__
+        # how protocol 2 writes bytes
+        names = {'_codecs.encode': latin1_bytes, **names}
         self.Unpickler = type('Unpickler', (_ListUnpickler,), {'names': names})
 
     def load(self, file: Any, **kwargs: Any) -> Any:
