@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 
 from mmengine.config import Config, DictAction
 
+from ..hooks import TrainingStopped
 from .config import DATA_VARIABLES, load_config
 from .errors import UserError, one_line
+from .interruption import is_interrupt
 
 
 def parser(description: str, *positionals: tuple[str, str]) -> argparse.ArgumentParser:
@@ -42,8 +44,8 @@ def add_data_options(tool: argparse.ArgumentParser, *names: str) -> None:
         'data_root': dict(metavar='DIR', help='folder of the data'),
         'classes': dict(type=_names, metavar='A,B,C', help='class names, in the order of labels'),
         'img_size': dict(type=int, nargs=2, metavar=('H', 'W'), help='image size in pixels'),
-        'batch_size': dict(type=_positive, metavar='N', help='images a step and process'),
-        'max_iters': dict(type=_positive, metavar='N', help='optimizer steps'),
+        'batch_size': dict(type=positive, metavar='N', help='images a step and process'),
+        'max_iters': dict(type=positive, metavar='N', help='optimizer steps'),
     }
     for name in names:
         options = kinds[name]
@@ -81,8 +83,8 @@ def run(tool: argparse.ArgumentParser, main: Callable[[argparse.Namespace], int 
         argv: Arguments, ``sys.argv[1:]`` by default.
 
     Returns:
-        Exit status: that of ``main``, of the :class:`UserError` it raised, or 130 when the user
-        interrupted it.
+        Exit status: that of ``main``, of the :class:`UserError` it raised, 75 when a signal stopped
+        a training that saved a checkpoint, or 130 when the user interrupted it.
     """
     try:
         args = tool.parse_args(argv)
@@ -93,14 +95,19 @@ def run(tool: argparse.ArgumentParser, main: Callable[[argparse.Namespace], int 
                    'model.backbone.init_cfg.type=Pretrained')
     try:
         return main(args) or 0
-    except UserError as error:
+    except TrainingStopped as stop:  # has said so in its log
+        return stop.code
+    except (Exception, KeyboardInterrupt) as error:
+        if is_interrupt(error):
+            left = f'; {error}' if isinstance(error, KeyboardInterrupt) and str(error) else ''
+            print(f'interrupted{left}', file=sys.stderr)
+            return 130
+        if not isinstance(error, UserError):
+            raise
         if args.debug:
             traceback.print_exc()
         print(f'error: {one_line(error)}', file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print('interrupted', file=sys.stderr)
-        return 130
 
 
 def _names(text: str) -> list[str]:
@@ -111,7 +118,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     try:
         number = int(text)
     except ValueError:

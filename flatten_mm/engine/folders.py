@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from mmengine.config import Config
@@ -40,17 +41,24 @@ def make_folder(folder: Path, option: str) -> None:
         raise UserError(f'{option} {folder} cannot be written; choose another folder')
 
 
-def refuse_used_work_dir(folder: Path, cfg: Config) -> None:
+def refuse_used_work_dir(folder: Path, cfg: Config,
+                         but: Callable[[str], bool] = lambda name: False) -> None:
     """Refuse to start a training in a folder that holds anything but timestamped logs.
 
     Those are what a test or a start that failed leaves; a training adds its own beside them.
+
+    Args:
+        folder: The work folder.
+        cfg: The config; its dump may stand there.
+        but: Tells of a name whether it may stand there, too.
 
     Raises:
         UserError: The folder holds other contents.
     """
     allowed = {f'{stem_of(cfg)}.py'}
     others = sorted(entry.name for entry in folder.iterdir()
-                    if entry.name not in allowed and not _TIMESTAMP.fullmatch(entry.name))
+                    if entry.name not in allowed and not _TIMESTAMP.fullmatch(entry.name)
+                    and not but(entry.name))
     if others:
         raise UserError(
             f'work dir {folder} already holds {_some(others)}; continue that training with '

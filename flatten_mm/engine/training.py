@@ -10,10 +10,13 @@ import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.hooks import Hook
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 
+from ..hooks import ResumableCheckpointHook
+from ..hooks.files import is_leftover
 from .errors import UserError, one_line
 from .folders import refuse_used_work_dir, work_dir_of
+from .interruption import checkpoint_to_resume, told, use_resumable_checkpoints
 from .preflight import check_data_paths, check_pretrained, check_runner_data
 from .runner import build_runner, is_main_process, rethrow, warn
 from .weights import check_values, load_weights, read_weights
@@ -45,6 +48,7 @@ def train(
 
     Raises:
         UserError: Something the user can mend; see the module's checks.
+        TrainingStopped: A signal (SIGTERM, SIGUSR1) asked it to stop, and it has saved where it is.
     """
     cfg = copy.deepcopy(cfg)
     cfg.launcher = launcher
@@ -57,10 +61,17 @@ def train(
     check_pretrained(cfg.model)
     folder = work_dir_of(cfg, work_dir)
     cfg.work_dir = str(folder)
+    use_resumable_checkpoints(cfg)
     _set_resume(cfg, folder, resume)
-    runner = build_runner(cfg)
-    check_runner_data(runner, *splits)
-    _check_start(runner, cfg)
+    with told(folder):
+        runner = build_runner(cfg)
+        check_runner_data(runner, *splits)
+        _check_start(runner, cfg)
+        _run(runner)
+    return runner
+
+
+def _run(runner: Runner) -> None:
     start = _Start()
     runner.register_hook(start)
     try:
@@ -73,7 +84,10 @@ def train(
             raise UserError(f'training cannot start: {type(error).__name__}: '
                             f'{one_line(error)}') from error
         raise
-    return runner
+    finally:
+        for hook in runner.hooks:
+            if isinstance(hook, ResumableCheckpointHook):
+                hook.release()
 
 
 class _Start(Hook):
@@ -134,27 +148,24 @@ def _set_resume(cfg: Config, folder: Path, resume: str | os.PathLike | bool | No
             refuse_used_work_dir(folder, cfg)
         return
     cfg.resume = True
-    cfg.load_from = None
     if resume is not True:
         cfg.load_from = str(resume)
         return
-    latest = find_latest_checkpoint(str(folder))
-    if latest is None:
-        if is_main_process():
-            refuse_used_work_dir(folder, cfg)
-        warn(f'--resume: work dir {folder} holds no checkpoint, training starts from the beginning')
-    elif not os.path.isfile(latest):
-        raise UserError(f'{folder / "last_checkpoint"} names {latest}, which does not exist; '
-                        'give the checkpoint itself with --resume PATH')
+    latest = checkpoint_to_resume(folder)
+    if latest is not None:
+        cfg.load_from = str(latest)
+        return
+    cfg.resume = False
+    if is_main_process():
+        refuse_used_work_dir(folder, cfg, but=is_leftover)
+    warn(f'--resume: work dir {folder} holds no checkpoint, training starts from the beginning')
 
 
 def _check_start(runner: Runner, cfg: Config) -> None:
     """Check the checkpoint that training starts from."""
     model = getattr(runner.model, 'module', runner.model)
     if cfg.get('resume'):
-        path = cfg.load_from or find_latest_checkpoint(cfg.work_dir)
-        if path is None:
-            return
+        path = cfg.load_from
         checkpoint = read_weights(path)
         if 'iter' not in (checkpoint.meta.get('meta') or {}):
             raise UserError(f'checkpoint {path} is not of a training to resume: it holds no '
