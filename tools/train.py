@@ -18,7 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tool.add_argument('--resume', nargs='?', const=True, metavar='CHECKPOINT',
                       help='continue from a checkpoint, or from the latest in the work dir '
                       '(from the start where that is empty); after CONFIG')
-    tool.add_argument('--amp', action='store_true', help='mixed precision; needs a GPU')
+    tool.add_argument('--amp', action='store_true',
+                      help='mixed precision; in bf16 where there is no GPU')
     tool.add_argument('--auto-scale-lr', action='store_true',
                       help='scale the learning rate by the batch size')
     cli.add_launcher(tool)

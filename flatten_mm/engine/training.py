@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from ..hooks import ResumableCheckpointHook
 from ..hooks.files import is_leftover
+from .bf16 import Bf16OptimWrapper
 from .errors import UserError, one_line
 from .folders import refuse_used_work_dir, work_dir_of
 from .interruption import checkpoint_to_resume, told, use_resumable_checkpoints
@@ -39,7 +40,8 @@ def train(
             ``./work_dirs/<config name>``. It must be empty unless ``resume`` is given.
         resume: True to continue from the latest checkpoint of the work folder (from the start
             when the folder is empty), or the path of a checkpoint to continue from.
-        amp: Train in mixed precision; needs a GPU.
+        amp: Train in mixed precision: as the config's ``optim_wrapper.dtype`` says (fp16 by
+            default) on a GPU, in bf16 on a CPU.
         auto_scale_lr: Scale the learning rate by the batch size, as ``cfg.auto_scale_lr`` says.
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
 
@@ -123,12 +125,23 @@ def _set_amp(cfg: Config, amp: bool) -> None:
     if amp and kind == 'OptimWrapper':
         wrapper.type = kind = 'AmpOptimWrapper'
         wrapper.setdefault('loss_scale', 'dynamic')
-    if amp and kind != 'AmpOptimWrapper':
+    if amp and kind not in ('AmpOptimWrapper', Bf16OptimWrapper.__name__):
         raise UserError(f'--amp cannot be combined with optim_wrapper type {kind}; expected '
                         'OptimWrapper')
     if kind == 'AmpOptimWrapper' and get_device() == 'cpu':
-        raise UserError('mixed precision (--amp, AmpOptimWrapper) needs a GPU: mmengine offers it '
-                        'on none of the CPU types, and torch finds no GPU; leave it out')
+        _set_amp_on_cpu(wrapper)
+
+
+def _set_amp_on_cpu(wrapper: ConfigDict) -> None:
+    """Mixed precision without a GPU, which mmengine's wrapper refuses: in bf16, no loss scaler."""
+    dtype = str(wrapper.get('dtype') or 'bfloat16').removeprefix('torch.')
+    if dtype != 'bfloat16':
+        raise UserError(f'mixed precision in {dtype} (optim_wrapper.dtype) needs a GPU, and torch '
+                        'finds none; on a CPU it is in bfloat16: set optim_wrapper.dtype=bfloat16 '
+                        'or leave it out')
+    for key in ('dtype', 'loss_scale', 'use_fsdp'):
+        wrapper.pop(key, None)
+    wrapper.type = Bf16OptimWrapper.__name__
 
 
 def _set_auto_scale_lr(cfg: Config) -> None:

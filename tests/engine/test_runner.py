@@ -52,12 +52,6 @@ def trainable(**changes):
                        train_cfg=dict(), optim_wrapper=dict(type='OptimWrapper'), **changes))
 
 
-@no_gpu
-def test_amp_without_a_gpu():
-    with pytest.raises(UserError, match='--amp, AmpOptimWrapper. needs a GPU'):
-        train(trainable(), amp=True)
-
-
 def test_amp_with_another_wrapper():
     cfg = trainable()
     cfg.optim_wrapper.type = 'MyWrapper'
