@@ -39,11 +39,9 @@ def matrix(word: str, q: Tensor, k: Tensor, heads: int) -> Tensor:
     out = q.new_zeros(B, C, N, k.shape[1])
     for b in range(B):
         if word == 'hydra':
+            unit_q, unit_k = (t[b] / t[b].norm(dim=1, keepdim=True) for t in (q, k))
             for c in range(C):
-                for i in range(N):
-                    for j in range(k.shape[1]):
-                        out[b, c, i, j] = (q[b, i, c] / q[b, i].norm()) * (
-                            k[b, j, c] / k[b, j].norm())
+                out[b, c] = unit_q[:, c, None] * unit_k[None, :, c]
             continue
         for h in range(heads):
             channels = slice(h * C // heads, (h + 1) * C // heads)
@@ -222,8 +220,10 @@ def test_padding_equals_cropping(word) -> None:
                                padded[flat.expand_as(q)])
     for image, hw in enumerate([(4, 3), (2, 4)]):
         inside = flat[image, :, 0]
-        q_k_v = (t[image:image + 1, inside] for t in (q, k, v))
+        q_k_v = [t[image:image + 1, inside] for t in (q, k, v)]
         torch.testing.assert_close(padded[image:image + 1, inside], core.attend(*q_k_v, hw, hw))
+        alone = VARIANTS[word].attend(q, k, v, HEADS, flat)[image:image + 1, inside]
+        torch.testing.assert_close(alone, VARIANTS[word].attend(*q_k_v, HEADS, None))
 
 
 @pytest.mark.parametrize('word', WORDS)
