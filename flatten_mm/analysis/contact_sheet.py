@@ -12,6 +12,8 @@ from matplotlib.patches import Patch, Rectangle
 
 _ALPHA = 0.55
 _TILE = 2.1  # inches
+_COLUMNS = 6
+_LEGEND = 48  # classes at most
 _TITLES = ('image', 'truth', 'prediction')
 
 
@@ -42,6 +44,48 @@ class DetectedImage:
     image: np.ndarray
     truth: Instances
     prediction: Instances
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """``image`` (H, W, 3) uint8 RGB with a title, and a ``label_map`` (H, W) or ``instances`` where
+    it has such labels."""
+
+    image: np.ndarray
+    title: str
+    label_map: np.ndarray | None = None
+    instances: Instances | None = None
+
+
+def labelled_sheet(samples: Sequence[LabelledImage], classes: Sequence[str],
+                   palette: Sequence[Sequence[int]]) -> Figure:
+    """Images with their labels drawn over them, six a row; pixels of no class are darkened."""
+    rows = -(-len(samples) // _COLUMNS)
+    figure = Figure(figsize=(_COLUMNS * _TILE, (rows + 0.5) * _TILE * 1.1), layout='constrained')
+    axes = list(figure.subplots(rows, _COLUMNS, squeeze=False).flat)
+    colours = np.array(palette, dtype=float).reshape(-1, 3)
+    shown: set[int] = set()
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, sample in zip(axes, samples):
+        axis.set_title(_ascii(sample.title), fontsize=6)
+        if sample.label_map is not None:
+            labels = sample.label_map
+            known = (labels < len(colours))[..., None]
+            blend = (1 - _ALPHA) * sample.image + _ALPHA * colours[np.minimum(labels,
+                                                                              len(colours) - 1)]
+            _show(axis, np.where(known, blend, 0.3 * sample.image).astype(np.uint8))
+            shown |= set(np.unique(labels[labels < len(colours)]).tolist())
+        elif sample.instances is not None:
+            _show_instances(axis, sample.image, sample.instances, palette, 0)
+            shown |= set(sample.instances.labels.tolist())
+        else:
+            _show(axis, sample.image)
+    named = sorted(shown)[:_LEGEND]
+    if named:
+        _legend(figure, [_ascii(classes[label]) for label in named],
+                [palette[label] for label in named], ncols=min(len(named), 8))
+    return figure
 
 
 def segmentation_sheet(samples: Sequence[SegmentedImage], classes: Sequence[str],
@@ -116,7 +160,16 @@ def _show(axis: Axes, image: np.ndarray) -> None:
     axis.imshow(image, interpolation='nearest')
 
 
-def _legend(figure: Figure, classes: Sequence[str], palette: Sequence[Sequence[int]]) -> None:
+def _legend(figure: Figure, classes: Sequence[str], palette: Sequence[Sequence[int]],
+            ncols: int | None = None) -> None:
     handles = [Patch(color=[value / 255 for value in colour[:3]], label=name)
                for name, colour in zip(classes, palette)]
-    figure.legend(handles=handles, loc='outside lower center', ncols=len(handles), fontsize=10)
+    figure.legend(handles=handles, loc='outside lower center', ncols=ncols or len(handles),
+                  fontsize=10 if ncols is None else 7)
+
+
+def _ascii(text: str, longest: int = 28) -> str:
+    """A name the font has the letters of, and none that matplotlib takes for a formula."""
+    lines = [line if len(line) <= longest else f'...{line[-longest + 3:]}'
+             for line in text.split('\n')]
+    return '\n'.join(lines).encode('ascii', 'replace').decode().replace('$', r'\$')

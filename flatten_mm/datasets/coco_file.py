@@ -237,7 +237,8 @@ def _mask_problem(annotation: dict, image: dict) -> tuple[str, str, str] | None:
     if len(whole) < len(mask):
         return WARNING, 'polygon-part', ('has a part of under 3 points or an odd number of '
                                          'coordinates, which is left out')
-    if _overlap(annotation['bbox'], low, high) < 0.5:
+    # polygons go through the middle of pixels or around them
+    if max(_overlap(annotation['bbox'], low, high + more) for more in (0, 1)) < 0.5:
         return WARNING, 'box-and-mask', (f'has bbox {_shown(annotation["bbox"])} [x, y, width, '
                                          f'height], but its polygons span {_shown(low.tolist())} '
                                          f'to {_shown(high.tolist())}')

@@ -51,10 +51,15 @@ class FolderSegDataset(BaseSegDataset):
         use_checked_loading(steps)
         add_label_map_check(steps, self.metainfo['classes'], self.ignore_index)
 
+    @staticmethod
+    def paired_files(img_dir: Path, map_dir: Path, map_suffix: str) -> PairedFiles:
+        """See :func:`pair_files`; for a check that goes on after the first error."""
+        return pair_files(img_dir, map_dir, map_suffix)
+
     def load_data_list(self) -> list[dict]:
         """One dict an image, sorted by path; the keys are those of BaseSegDataset."""
         img_dir, map_dir = (Path(self.data_prefix[key]) for key in ('img_path', 'seg_map_path'))
-        files = pair_files(img_dir, map_dir, self.seg_map_suffix)
+        files = self.paired_files(img_dir, map_dir, self.seg_map_suffix)
         if files.doubled:
             raise ValueError(files.doubled[0])
         total = len(files.pairs) + len(files.without_map)

@@ -54,7 +54,8 @@ def check_content(content: bytes) -> None:
         if what:
             raise ImageFileError(f'is not an image that can be read but {what}; '
                                  'save it as PNG or JPEG, or leave it out')
-    if kind == 'JPEG' and not _jpeg_ends(content) and not _loads(content):
+    # a few zeros for the bits that libjpeg reads ahead; those of an image that goes on do not do
+    if kind == 'JPEG' and not _jpeg_ends(content) and not _loads(content + bytes(8)):
         raise ImageFileError('is truncated: its JPEG data end early; copy it again or leave it out')
     if kind == 'PNG' and b'IEND' not in content[-4096:] and b'IEND' not in content:
         raise ImageFileError('is truncated: its PNG data end early; copy it again or leave it out')
@@ -87,6 +88,8 @@ def decode_image(content: bytes, color_type: str = 'color', backend: str | None 
             size than its annotations.
     """
     check_content(content)
+    if kind_of(content) == 'JPEG' and not _jpeg_ends(content):  # the marker alone is missing
+        content += b'\xff\xd9'
     if color_type.startswith(('color', 'grayscale')):
         _check_depth(content)
     image = _decoded(content, color_type, backend)

@@ -33,18 +33,18 @@ def check_annotations(dataset: BaseDataset, split: str) -> None:
     classes = dataset.metainfo.get('classes')
     if classes and hasattr(dataset, 'reduce_zero_label'):  # mmseg's
         add_label_map_check(steps, classes, getattr(dataset, 'ignore_index', 255))
-    if reads_as_coco(dataset):
+    if reads_as_coco(type(dataset)):
         _check_coco(dataset, split)
     elif classes and reads_as_list(dataset):
         _refuse(list_problems(dataset.ann_file, len(classes)), 'lines')
 
 
-def reads_as_coco(dataset: BaseDataset) -> bool:
-    """Whether the data set is mmdet's CocoDataset or a user's own made of it; mmdet's others
+def reads_as_coco(kind: type) -> bool:
+    """Whether a data set is mmdet's CocoDataset or a user's own made of it; mmdet's others
     (LVIS, Objects365, panoptic) number classes in their own ways."""
-    if not any(base.__name__ == 'CocoDataset' for base in type(dataset).__mro__):
+    if not any(base.__name__ == 'CocoDataset' for base in kind.__mro__):
         return False
-    loader = type(dataset).load_data_list
+    loader = kind.load_data_list
     return loader.__qualname__ == 'CocoDataset.load_data_list' or not loader.__module__.startswith(
         'mmdet.')
 
@@ -54,6 +54,30 @@ def reads_as_list(dataset: BaseDataset) -> bool:
     loader = type(dataset).load_data_list
     return (loader.__qualname__ == 'CustomDataset.load_data_list'
             and getattr(dataset, 'with_label', False) and os.path.isfile(dataset.ann_file or ''))
+
+
+def numbering_problem(classes: list[str], names: list[str]) -> str:
+    """What mmdet's CocoDataset would number wrongly; '' where it does not.
+
+    Args:
+        classes: Of the config.
+        names: The categories of the file, in its order.
+
+    Returns:
+        A sentence that reads on after the file's name.
+    """
+    by_name = 'or use FolderCocoDataset and FolderCocoMetric, which go by name'
+    in_file = [name for name in names if name in classes]
+    absent = [name for name in classes if name not in names]
+    in_order = in_file == classes[:len(in_file)]
+    if absent and (not in_order or len(in_file) < len(names)):
+        return (f'does not name class {absent[0]!r} among its categories ({", ".join(names[:10])}),'
+                f' and mmdet would number the others anew; set the classes of its metainfo to '
+                f'those names, capitals too, {by_name}')
+    if not in_order:
+        return (f'has its categories in another order than the classes ({", ".join(classes)}), and '
+                f'mmdet numbers them by that; give {",".join(in_file)}, {by_name}')
+    return ''
 
 
 def _check_coco(dataset: BaseDataset, split: str) -> None:
@@ -67,18 +91,10 @@ def _check_coco(dataset: BaseDataset, split: str) -> None:
                         'add "info": {} to it')
     names = [item['name'] for item in content['categories']]
     classes = list(dataset.metainfo['classes'])
-    in_file = [name for name in names if name in classes]
+    wrong = numbering_problem(classes, names)
+    if wrong:
+        raise UserError(f'{path} of the {split} data set {wrong}')
     absent = [name for name in classes if name not in names]
-    by_name = 'or use FolderCocoDataset and FolderCocoMetric, which go by name'
-    if absent and (in_file != classes[:len(in_file)] or len(in_file) < len(names)):
-        raise UserError(
-            f'class {absent[0]!r} of the {split} data set is not among the categories of {path} '
-            f'({", ".join(names[:10])}), and mmdet would number the others anew; set the classes '
-            f'of its metainfo to those names, capitals too, {by_name}')
-    if in_file != classes[:len(in_file)]:
-        raise UserError(
-            f'classes ({", ".join(classes)}) are in another order than the categories of {path}, '
-            f'by which mmdet numbers them; give {",".join(in_file)}, {by_name}')
     if absent:
         warn(f'{path} has no category {", ".join(absent)}: none of its images is labelled with it')
     unused = [name for name in names if name not in classes]

@@ -24,7 +24,7 @@ _MAX_IMAGES_CHECKED = 2000  # a stat each: a second or so, also over a network
 _EMPTY = ('the {split} data set is empty: {source} brings no image that can be used; check that it '
           'holds annotations of the classes of the config (filter_cfg drops images without)')
 # Where the number of classes of a module is not that of the data set.
-_OTHER_CLASSES = ('backbone', 'rpn_head', 'panoptic', 'semantic_head')
+OTHER_CLASSES = ('backbone', 'rpn_head', 'panoptic', 'semantic_head')
 
 
 def check_data_paths(cfg: Config, splits: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ def check_data_paths(cfg: Config, splits: Sequence[str]) -> None:
         UserError: One does not exist; the sentence names it and the layout that belongs there.
     """
     for split in splits:
-        for dataset in _dataset_cfgs(cfg.get(f'{split}_dataloader')):
+        for dataset in dataset_cfgs(cfg.get(f'{split}_dataloader')):
             _check_dataset_cfg(dataset, split, scope_of(cfg))
         for metric in _as_list(cfg.get(f'{split}_evaluator')):
             path = metric.get('ann_file')
@@ -53,7 +53,7 @@ def check_pretrained(model: dict) -> None:
     Raises:
         UserError: One does not.
     """
-    for place, value in _walk(model, 'model'):
+    for place, value in walk(model, 'model'):
         key = place.rpartition('.')[2]
         path = value if key == 'pretrained' else None
         if key == 'init_cfg':
@@ -112,7 +112,7 @@ def class_counts(model: nn.Module) -> dict[str, int]:
     counts = {}
     for name, module in model.named_modules():
         count = getattr(module, 'num_classes', None)
-        if name and isinstance(count, int) and not any(part in name for part in _OTHER_CLASSES):
+        if name and isinstance(count, int) and not any(part in name for part in OTHER_CLASSES):
             counts[name] = count
     return counts
 
@@ -226,7 +226,7 @@ def _build_loop(runner: Runner, split: str) -> BaseLoop | None:
             return getattr(runner, f'{split}_loop')
     except UserError as error:
         if 'at least one array to concatenate' in str(error):  # mmengine serializes no images
-            leaf = next(_dataset_cfgs(dataset))
+            leaf = next(dataset_cfgs(dataset))
             raise UserError(_EMPTY.format(
                 split=split, source=leaf.get('ann_file') or leaf.get('data_prefix'))) from error
         raise
@@ -243,13 +243,13 @@ def _parts(dataset: Dataset) -> Iterator[Dataset]:
         yield dataset
 
 
-def _dataset_cfgs(dataloader: dict | list | None) -> Iterator[dict]:
+def dataset_cfgs(dataloader: dict | list | None) -> Iterator[dict]:
     """The configs of data sets that wrappers hold."""
     for item in _as_list(dataloader):
         if 'datasets' in item:
-            yield from (leaf for inner in item['datasets'] for leaf in _dataset_cfgs(inner))
+            yield from (leaf for inner in item['datasets'] for leaf in dataset_cfgs(inner))
         elif isinstance(item.get('dataset'), (dict, list)):
-            yield from _dataset_cfgs(item['dataset'])
+            yield from dataset_cfgs(item['dataset'])
         else:
             yield item
 
@@ -288,7 +288,7 @@ def _as_list(value: dict | list | tuple | None) -> list:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _walk(node: object, place: str) -> Iterator[tuple[str, object]]:
+def walk(node: object, place: str) -> Iterator[tuple[str, object]]:
     """Every value of nested dicts and lists with its place, keys and indices with dots between."""
     if isinstance(node, dict):
         items = list(node.items())
@@ -296,4 +296,4 @@ def _walk(node: object, place: str) -> Iterator[tuple[str, object]]:
         items = list(enumerate(node)) if isinstance(node, (list, tuple)) else []
     for key, value in items:
         yield f'{place}.{key}', value
-        yield from _walk(value, f'{place}.{key}')
+        yield from walk(value, f'{place}.{key}')
