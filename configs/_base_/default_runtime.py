@@ -9,7 +9,8 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=2000, max_keep_ckpts=1),
+    checkpoint=dict(
+        type='ResumableCheckpointHook', by_epoch=False, interval=2000, max_keep_ckpts=1),
     sampler_seed=dict(type='DistSamplerSeedHook'))
 
 env_cfg = dict(

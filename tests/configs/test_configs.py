@@ -53,6 +53,7 @@ def test_loads_and_imports_us(path, data):
     cfg = _load(path, data)
     assert 'flatten_mm' in cfg.custom_imports['imports']
     assert cfg.custom_imports['allow_failed_imports'] is False
+    assert cfg.default_hooks.checkpoint.type == 'ResumableCheckpointHook'
 
 
 @pytest.mark.parametrize('path', CUSTOM + DEMO, ids=_name)

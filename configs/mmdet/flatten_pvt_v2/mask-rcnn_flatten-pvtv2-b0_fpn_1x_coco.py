@@ -6,6 +6,7 @@ _base_ = [
     'mmdet::_base_/default_runtime.py',
 ]
 custom_imports = dict(imports=['flatten_mm'], allow_failed_imports=False)
+default_hooks = dict(checkpoint=dict(type='ResumableCheckpointHook'))
 
 model = dict(
     backbone=dict(

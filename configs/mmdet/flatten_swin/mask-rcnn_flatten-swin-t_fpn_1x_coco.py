@@ -1,6 +1,7 @@
 # mmdet's own recipe for Swin-T with the backbone changed.
 _base_ = 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
 custom_imports = dict(imports=['flatten_mm'], allow_failed_imports=False)
+default_hooks = dict(checkpoint=dict(type='ResumableCheckpointHook'))
 
 model = dict(
     backbone=dict(

@@ -5,6 +5,7 @@ _base_ = [
     'mmpretrain::_base_/default_runtime.py',
 ]
 custom_imports = dict(imports=['flatten_mm'], allow_failed_imports=False)
+default_hooks = dict(checkpoint=dict(type='ResumableCheckpointHook'))
 
 model = dict(
     type='ImageClassifier',

@@ -6,6 +6,7 @@ _base_ = [
         'models/fpn_r50', 'datasets/ade20k', 'schedules/schedule_40k', 'default_runtime')
 ]
 custom_imports = dict(imports=['flatten_mm'], allow_failed_imports=False)
+default_hooks = dict(checkpoint=dict(type='ResumableCheckpointHook'))
 
 crop_size = (512, 512)
 model = dict(
