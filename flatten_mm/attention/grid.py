@@ -39,7 +39,7 @@ def resize_grid_table(
             f'a position table with {table.shape[1]} rows does not lie on a {src_hw[0]}x'
             f'{src_hw[1]} grid; expected {src_hw[0] * src_hw[1]} rows'
         )
-    if tuple(src_hw) == tuple(dst_hw):
+    if is_fixed(dst_hw) and tuple(src_hw) == tuple(dst_hw):
         return table
     # As two matrix products: the backward pass of F.interpolate takes five times its forward pass,
     # and half precision (of the table or of autocast) would round the weights of interpolation.
@@ -82,7 +82,7 @@ class TableResizer:
 
     def __call__(self, table: Tensor, src_hw: Size, dst_hw: Size) -> Tensor:
         """(1, n, C) on ``src_hw`` -> (1, n', C) on ``dst_hw``; see :func:`resize_grid_table`."""
-        if tuple(src_hw) == tuple(dst_hw) or not self._may_remember(table):
+        if not self._may_remember(table) or tuple(src_hw) == tuple(dst_hw):
             return resize_grid_table(table, src_hw, dst_hw, self.mode)
         key = (dst_hw, table.data_ptr(), table._version, table.dtype, table.device,
                torch.is_inference_mode_enabled())
@@ -105,6 +105,14 @@ def is_traced() -> bool:
     else:  # torch 2.1
         compiling = torch._dynamo.is_compiling()
     return compiling or torch.jit.is_tracing()
+
+
+def is_fixed(hw: Size) -> bool:
+    """False where a side is a symbol: torch.export of a graph for images of any size.
+
+    The graph holds one branch of an ``if``, so nothing may depend on how such a side compares.
+    """
+    return all(isinstance(side, int) for side in hw)
 
 
 def conv_with_full_cell(conv: nn.Conv2d, x: Tensor) -> Tensor:
@@ -135,9 +143,17 @@ def depthwise_conv(x: Tensor, hw: Size, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         (B, H * W, C).
     """
-    x = x.unflatten(1, hw).permute(0, 3, 1, 2)  # (B, C, H, W), channels last in memory
+    by_index = is_fixed(hw[:1]) != is_fixed(hw[1:])
+    if by_index:  # torch.export cannot tell that 7 * H of an unknown H is divisible by it
+        token = torch.arange(hw[0] * hw[1], device=x.device)
+        row, column = (torch.arange(side, device=x.device) for side in hw)
+        x = x[:, row[:, None] * hw[1] + column]
+    else:
+        x = x.unflatten(1, hw)
+    x = x.permute(0, 3, 1, 2)  # (B, C, H, W), channels last in memory
     x = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2, groups=weight.shape[0])
-    return x.permute(0, 2, 3, 1).flatten(1, 2)
+    x = x.permute(0, 2, 3, 1)
+    return x[:, token // hw[1], token % hw[1]] if by_index else x.flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -151,71 +167,93 @@ class Windows:
         map_hw: (H, W) of the map.
         window_hw: (h, w) of a window after cropping.
         shift_hw: pixels rolled before cutting, per side.
-        padded_hw: (H', W') multiples of the window.
+        count_hw: windows along each side.
     """
 
     map_hw: Size
     window_hw: Size
     shift_hw: Size
-    padded_hw: Size
+    count_hw: Size
 
     @classmethod
     def over(cls, map_hw: Size, window_hw: Size, shifted: bool) -> Windows:
         """Windows of at most ``window_hw`` over ``map_hw``; ``shifted`` rolls by half a window."""
-        sides = tuple(min(m, w) for m, w in zip(map_hw, window_hw))
-        shift = tuple(
-            s // 2 if shifted and m > w else 0 for m, w, s in zip(map_hw, window_hw, sides)
-        )
-        padded = tuple(-(-m // s) * s for m, s in zip(map_hw, sides))
-        return cls(map_hw, sides, shift, padded)
+        sides = (_cut_side(m, w, shifted) for m, w in zip(map_hw, window_hw))
+        return cls(tuple(map_hw), *zip(*sides))
+
+    def uncropped(self) -> Windows:
+        """These, for attention whose result depends on the size of the window.
+
+        A side that is a symbol then must be as long as the window at least; torch.export says
+        from which size of the image on that is so.
+        """
+        for side, window in zip(self.map_hw, self.window_hw):
+            if not is_fixed((side,)) and _differ(side, window):
+                torch._check(side >= window)
+        return self
 
     @property
     def count(self) -> int:
         """Number of windows an image."""
-        return (self.padded_hw[0] // self.window_hw[0]) * (self.padded_hw[1] // self.window_hw[1])
+        return self.count_hw[0] * self.count_hw[1]
+
+    @property
+    def padded_hw(self) -> Size:
+        """(H', W') multiples of the window."""
+        return tuple(n * w for n, w in zip(self.count_hw, self.window_hw))
+
+    @property
+    def is_whole(self) -> bool:
+        """The only window is the map."""
+        return not any(map(_differ, self.window_hw, self.map_hw))
 
     @property
     def is_padded(self) -> bool:
-        return self.padded_hw != self.map_hw
+        return any(map(_differ, self.padded_hw, self.map_hw))
 
     @property
     def is_shifted(self) -> bool:
-        return self.shift_hw != (0, 0)
+        return any(map(_differ, self.shift_hw, (0, 0)))
 
     def split(self, x: Tensor) -> Tensor:
         """(B, H * W, C) -> (B * nW, h * w, C), windows row-major within an image."""
-        if self.window_hw == self.map_hw:
+        if self.is_whole:
             return x
+        if not is_fixed(self.padded_hw):
+            return self._gather_windows(x)
         (H, W), (h, w), (PH, PW) = self.map_hw, self.window_hw, self.padded_hw
+        rows, columns = self.count_hw
         B, _, C = x.shape
         x = x.view(B, H, W, C)
         if self.is_padded:
             x = F.pad(x, (0, 0, 0, PW - W, 0, PH - H))
         if self.is_shifted:
             x = torch.roll(x, (-self.shift_hw[0], -self.shift_hw[1]), (1, 2))
-        x = x.view(B, PH // h, h, PW // w, w, C).transpose(2, 3)
+        x = x.view(B, rows, h, columns, w, C).transpose(2, 3)
         return x.reshape(-1, h * w, C)
 
     def merge(self, x: Tensor) -> Tensor:
         """(B * nW, h * w, C) -> (B, H * W, C), the inverse of :meth:`split`."""
-        if self.window_hw == self.map_hw:
+        if self.is_whole:
             return x
+        if not is_fixed(self.padded_hw):
+            return self._gather_tokens(x)
         (H, W), (h, w), (PH, PW) = self.map_hw, self.window_hw, self.padded_hw
         C = x.shape[-1]
-        x = x.view(-1, PH // h, PW // w, h, w, C).transpose(2, 3).reshape(-1, PH, PW, C)
+        x = x.view(-1, *self.count_hw, h, w, C).transpose(2, 3).reshape(-1, PH, PW, C)
         if self.is_shifted:
             x = torch.roll(x, self.shift_hw, (1, 2))
         return x[:, :H, :W].reshape(-1, H * W, C)
 
-    def valid_tokens(self, device: torch.device) -> Tensor | None:
-        """(nW, h * w, 1) bool, False on padding; None where nothing is padded."""
+    def valid_tokens(self, batch: int, device: torch.device) -> Tensor | None:
+        """(B * nW, h * w, 1) bool, False on padding; None where nothing is padded."""
         if not self.is_padded:
             return None
-        ones = torch.ones(1, self.map_hw[0] * self.map_hw[1], 1, dtype=torch.bool, device=device)
-        return self.split(ones)
+        row, column = self._sources(*self._places(batch, device))
+        return ((row < self.map_hw[0]) & (column < self.map_hw[1])).unsqueeze(-1)
 
-    def attention_mask(self, device: torch.device) -> Tensor | None:
-        """(nW, h * w, h * w) bool, True where a query may see a key; None where all may.
+    def attention_mask(self, batch: int, device: torch.device) -> Tensor | None:
+        """(B * nW, h * w, h * w) bool, True where a query may see a key; None where all may.
 
         After a roll, pixels from different regions of the map share the last windows; the
         regions are those Swin compares (the 3x3 split at the window's and the shift's border).
@@ -223,19 +261,69 @@ class Windows:
         """
         if not (self.is_padded or self.is_shifted):
             return None
+        places = self._places(batch, device)
         label = 0
-        for axis in (0, 1):
-            label = label * 4 + self._axis_regions(axis, device).view((-1, 1) if axis == 0 else -1)
-        (PH, PW), (h, w) = self.padded_hw, self.window_hw
-        label = label.view(PH // h, h, PW // w, w).transpose(1, 2).reshape(-1, h * w)
+        for axis, (place, source) in enumerate(zip(places, self._sources(*places))):
+            side, window, shift = (s[axis] for s in (self.padded_hw, self.window_hw, self.shift_hw))
+            region = torch.zeros_like(place)
+            if _differ(shift, 0):
+                region = (place >= side - window).long() + (place >= side - shift).long()
+            label = label * 4 + torch.where(source >= self.map_hw[axis], 3, region)
         return label[:, :, None] == label[:, None, :]
 
-    def _axis_regions(self, axis: int, device: torch.device) -> Tensor:
-        """Region number (0, 1, 2; 3 for padding) of every rolled position along one axis."""
-        side, window, shift = (s[axis] for s in (self.padded_hw, self.window_hw, self.shift_hw))
-        position = torch.arange(side, device=device)
-        region = torch.zeros_like(position)
-        if shift:
-            region = (position >= side - window).long() + (position >= side - shift).long()
-        source = (position + shift) % side
-        return torch.where(source >= self.map_hw[axis], 3, region)
+    def _places(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row and column of every token of every window on the rolled map: (B * nW, h * w) each.
+
+        Of the whole batch, whose images have the same: an axis of nW tokens may be a single one,
+        which torch.export would have to know.
+        """
+        (h, w), columns = self.window_hw, self.count_hw[1]
+        window = torch.arange(batch * self.count, device=device)[:, None] % self.count
+        token = torch.arange(h * w, device=device)
+        return window // columns * h + token // w, window % columns * w + token % w
+
+    def _sources(self, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        """Where a row and a column of the rolled map come from."""
+        (PH, PW), (down, right) = self.padded_hw, self.shift_hw
+        return (row + down) % PH, (column + right) % PW
+
+    # Windows by index: a graph for maps of any size need not know what is padded, rolled or cut.
+
+    def _gather_windows(self, x: Tensor) -> Tensor:
+        (H, W), B = self.map_hw, x.shape[0]
+        row, column = self._sources(*self._places(B, x.device))
+        image = torch.arange(B * self.count, device=x.device)[:, None] // self.count
+        x = x[image, row.clamp(max=H - 1) * W + column.clamp(max=W - 1)]
+        valid = self.valid_tokens(B, x.device)
+        return x if valid is None else x * valid
+
+    def _gather_tokens(self, x: Tensor) -> Tensor:
+        (H, W), (h, w), (PH, PW), (down, right) = (
+            self.map_hw, self.window_hw, self.padded_hw, self.shift_hw)
+        token = torch.arange(H * W, device=x.device)
+        row, column = (token // W + PH - down) % PH, (token % W + PW - right) % PW
+        window = row // h * self.count_hw[1] + column // w
+        first = torch.arange(x.shape[0] // self.count, device=x.device) * self.count
+        return x[first[:, None] + window, row % h * w + column % w]
+
+
+def _cut_side(side: int, window: int, shifted: bool) -> tuple[int, int, int]:
+    """Window, shift and number of windows along one side of a map.
+
+    A window longer than a side that is a symbol is not cropped: the side is padded to it, and the
+    padding is masked, which gives the same results.
+    """
+    if not _differ(side, window):
+        return side, 0, 1
+    if isinstance(side, int):
+        window = min(side, window)
+        shift = window // 2 if shifted and side > window else 0
+        return window, shift, -(-side // window)
+    is_longer = torch.sym_max(torch.sym_min(side - window, 1), 0)
+    return window, window // 2 * is_longer if shifted else 0, (side + window - 1) // window
+
+
+def _differ(a: int, b: int) -> bool:
+    """Whether two sides differ; a symbol is like itself only, whatever its value may be."""
+    return a != b if is_fixed((a, b)) else a is not b
+

@@ -44,11 +44,9 @@ class Stripes:
     def attend_in_stripes(self, q: Tensor, k: Tensor, v: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) each -> (B, H * W, C)."""
         windows = self.windows(hw)
-        q, k, v = (windows.split(t) for t in (q, k, v))
         side = windows.window_hw
-        valid = windows.valid_tokens(q.device)
-        if valid is not None:
-            valid = valid.repeat(q.shape[0] // windows.count, 1, 1)  # (B * nW, h * w, 1)
+        valid = windows.valid_tokens(q.shape[0], q.device)
+        q, k, v = (windows.split(t) for t in (q, k, v))
         out = self.attend_stripe(q, k, v, side, valid)
         out = out + depthwise_conv(v, side, self.get_v.weight, self.get_v.bias)
         return windows.merge(out)

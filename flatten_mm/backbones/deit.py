@@ -50,7 +50,8 @@ class DeiTPatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """(B, C, H, W) -> (B, ceil(H / p) * ceil(W / p), C') and its grid."""
-        x = F.pad(x, (0, -x.shape[3] % self.patch_size, 0, -x.shape[2] % self.patch_size))
+        # As much as may be needed: the convolution drops cells that are not full.
+        x = F.pad(x, (0, self.patch_size - 1, 0, self.patch_size - 1))
         return to_tokens(self.proj(x))
 
 

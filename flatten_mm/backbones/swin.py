@@ -54,14 +54,13 @@ class LinearWindows:
         self.proj_drop = nn.Dropout(drop_rate)
 
     def windows(self, map_hw: Size) -> Windows:
-        return Windows.over(map_hw, map_hw if self.is_global else self.window_hw, self.shifted)
+        window_hw = map_hw if self.is_global else self.window_hw
+        return Windows.over(map_hw, window_hw, self.shifted).uncropped()
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
         windows = self.windows(hw)
-        valid = windows.valid_tokens(x.device)
-        if valid is not None:
-            valid = valid.repeat(x.shape[0], 1, 1)  # (B * nW, h * w, 1)
+        valid = windows.valid_tokens(x.shape[0], x.device)
         q, k, v = project(self.qkv, windows.split(x), 3)
         side = windows.window_hw
         return self.proj_drop(self.proj(windows.merge(self.attend(q, k, v, side, side, valid))))
@@ -109,15 +108,12 @@ class SoftmaxWindowAttention(SoftmaxAttention):
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
-        B, _, C = x.shape
         windows = self.windows(hw)
         q, k, v = project(self.qkv, windows.split(x), 3)
         bias = self.relative_bias(windows.window_hw).to(q.dtype)
-        visible = windows.attention_mask(x.device)
+        visible = windows.attention_mask(x.shape[0], x.device)
         if visible is not None:
-            # One mask a window: the same for every image of the batch.
-            bias = bias + MASKED_LOGIT * (~visible)[:, None].to(q.dtype)  # (nW, heads, N, N)
-            bias = bias.repeat(B, 1, 1, 1)
+            bias = bias + MASKED_LOGIT * (~visible)[:, None].to(q.dtype)  # (B * nW, heads, N, N)
         side = windows.window_hw
         return self.proj_drop(self.proj(windows.merge(self.attend(q, k, v, side, side, bias))))
 
@@ -132,10 +128,10 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor, hw: Size) -> tuple[Tensor, Size]:
         """(B, H * W, C) -> (B, ceil(H / 2) * ceil(W / 2), 2 C) and its grid."""
-        x = x.unflatten(1, hw)
-        x = F.pad(x, (0, 0, 0, hw[1] % 2, 0, hw[0] % 2))
+        H, W = hw
+        x = F.pad(x.unflatten(1, hw), (0, 0, 0, 1, 0, 1))  # of use where a side is odd
         # Released order of the four pixels: (row, column) = (0,0), (1,0), (0,1), (1,1).
-        x = torch.cat([x[:, r::2, c::2] for c in (0, 1) for r in (0, 1)], dim=-1)
+        x = torch.cat([x[:, r:H + r:2, c:W + c:2] for c in (0, 1) for r in (0, 1)], dim=-1)
         hw = (x.shape[1], x.shape[2])
         return self.reduction(self.norm(x.flatten(1, 2))), hw
 
@@ -152,7 +148,8 @@ class SwinPatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Size]:
         """(B, C, H, W) -> (B, h * w, C') and (h, w)."""
-        x = F.pad(x, (0, -x.shape[3] % self.PATCH, 0, -x.shape[2] % self.PATCH))
+        # As much as may be needed: the convolution drops cells that are not full.
+        x = F.pad(x, (0, self.PATCH - 1, 0, self.PATCH - 1))
         x, hw = to_tokens(self.proj(x))
         return self.norm(x), hw
 

@@ -33,7 +33,7 @@ def test_a_short_side_is_one_unshifted_window() -> None:
 def test_mask_joins_only_neighbours(map_hw, shifted) -> None:
     """A pair may see each other exactly if both lie on the map within one window's reach."""
     windows = Windows.over(map_hw, (7, 7), shifted)
-    mask = windows.attention_mask(torch.device('cpu'))
+    mask = windows.attention_mask(1, torch.device('cpu'))
     rows = torch.arange(map_hw[0]).repeat_interleave(map_hw[1])
     columns = torch.arange(map_hw[1]).repeat(map_hw[0])
     places = torch.stack([rows, columns, torch.zeros_like(rows)], -1)[None].double() + 1
