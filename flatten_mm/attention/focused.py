@@ -108,6 +108,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, inverse_scale: Tensor, p: float, nu
     kv = sum(_key_values(*part, inverse_scale, p, num_heads)
              for part in _parts(k, v, valid_keys, encoding))
     kv = kv / _count(k, valid_keys)
+    if is_traced():  # a graph has no results that are written into a view
+        mixed, gain = _mix(q, kv, inverse_scale, p)
+        normaliser = mixed[..., -1] + EPS / gain
+        return (mixed[..., :-1] / normaliser.unsqueeze(-1)).flatten(2).to(v.dtype), kv, normaliser
     out = torch.empty(q.shape, dtype=v.dtype, device=v.device)
     normaliser = torch.empty(*q.shape[:2], num_heads, dtype=kv.dtype, device=v.device)
     for part in _parts(q, out, normaliser):
@@ -130,13 +134,17 @@ def _key_values(k: Tensor, v: Tensor, valid_keys: Tensor | None, encoding: Tenso
 def _query(q: Tensor, out: Tensor, normaliser: Tensor, kv: Tensor, inverse_scale: Tensor,
            p: float) -> None:
     """What queries (B, N, C) make of [K^T V | mean k]: written into ``out`` and ``normaliser``."""
-    num_heads = kv.shape[1]
-    focused = _focus(_scaled_positive(q, inverse_scale), p)
-    mixed = heads_product(_split_heads(focused.powered, num_heads), kv)  # (B, h, N, d + 1)
-    torch.add(mixed[..., -1].transpose(1, 2), EPS / focused.gain, out=normaliser)  # (B, N, h)
+    mixed, gain = _mix(q, kv, inverse_scale, p)
+    torch.add(mixed[..., -1], EPS / gain, out=normaliser)  # (B, N, h)
     # Straight into the layout of the heads side by side, in the dtype of v.
-    torch.div(mixed[..., :-1].transpose(1, 2), normaliser.unsqueeze(-1),
-              out=out.unflatten(2, (num_heads, -1)))
+    torch.div(mixed[..., :-1], normaliser.unsqueeze(-1), out=out.unflatten(2, (kv.shape[1], -1)))
+
+
+def _mix(q: Tensor, kv: Tensor, inverse_scale: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Products (B, N, h, d + 1) of powered queries with [K^T V | mean k], and the queries' gain."""
+    focused = _focus(_scaled_positive(q, inverse_scale), p)
+    mixed = heads_product(_split_heads(focused.powered, kv.shape[1]), kv)  # (B, h, N, d + 1)
+    return mixed.transpose(1, 2), focused.gain
 
 
 def _count(k: Tensor, valid_keys: Tensor | None) -> Tensor | int:
