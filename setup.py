@@ -77,6 +77,8 @@ setup(
             'ftfy',
             'regex',
         ],
+        # For tools/export_onnx.py, with torch 2.9 or later.
+        'export': ['onnx', 'onnxruntime', 'onnxscript'],
         'dev': ['pytest', 'hypothesis', 'ruff'],
     },
     cmdclass={'build_py': BuildWithConfigs},
