@@ -5,7 +5,7 @@ root registries, so that the mmseg, mmdet and mmpretrain scopes all find them:
 ``custom_imports = dict(imports=['flatten_mm'])``.
 """
 from .backbones import FLattenCSwin, FLattenDeiT, FLattenPVT, FLattenPVTv2, FLattenSwin
-from .compat import allow_mm_checkpoints
+from .compat import mend
 from .hooks import ResumableCheckpointHook
 
 __version__ = '0.1.0'
@@ -13,4 +13,4 @@ __version__ = '0.1.0'
 __all__ = ['FLattenCSwin', 'FLattenDeiT', 'FLattenPVT', 'FLattenPVTv2', 'FLattenSwin',
            'ResumableCheckpointHook', '__version__']
 
-allow_mm_checkpoints()
+mend()

@@ -35,9 +35,6 @@ def mend() -> None:
     load_nothing_unsafely()
 
 
-allow_mm_checkpoints = mend
-
-
 def find_mmseg_configs() -> None:
     """Let ``_base_ = 'mmseg::…'`` find mmseg's configs beside the onedl fork.
 

@@ -45,7 +45,8 @@ def resize_grid_table(
     # and half precision (of the table or of autocast) would round the weights of interpolation.
     with torch.autocast(table.device.type, enabled=False):
         grid = table if table.dtype == torch.float64 else table.float()
-        rows, columns = (_interpolation(*sides, mode, grid) for sides in zip(src_hw, dst_hw))
+        rows = _interpolation(src_hw[0], dst_hw[0], mode, grid)
+        columns = _interpolation(src_hw[1], dst_hw[1], mode, grid)
         grid = (rows @ grid.view(src_hw[0], -1)).view(-1, src_hw[1], table.shape[2])
         return (columns @ grid).view(1, -1, table.shape[2]).to(table.dtype)
 

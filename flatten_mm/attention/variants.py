@@ -93,7 +93,7 @@ def angular_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int,
     and the normalisation was not compared.
     """
     with torch.autocast(q.device.type, enabled=False):
-        queries, keys = (_unit(_split_heads(_wide(x), num_heads)) for x in (q, k))
+        queries, keys = [_unit(_split_heads(_wide(x), num_heads)) for x in (q, k)]
         values = _split_heads(_wide(v), num_heads)
         if valid_keys is not None:
             keys, values = keys * valid_keys.unsqueeze(1), values * valid_keys.unsqueeze(1)
