@@ -7,7 +7,7 @@ the paper prints for its baselines. Two things differ from that tool:
 * tensors are on the meta device, so nothing is computed and a 512x2048 UperNet takes a second;
 * the attention of this package counts by its formula (equation 2 of the paper and the depthwise
   convolution, or what another linear attention has of them; q k^T and its product with v),
-  however the core computes it.
+  however the core computes it, and the resizing of a position table as an interpolation.
 """
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..attention import grid
 from ..attention.focused import FocusedAttention
 from ..attention.grid import Size, depthwise_conv
 from ..attention.softmax import SoftmaxAttention
@@ -129,7 +131,8 @@ def _measure(model: nn.Module, image_shape: tuple[int, int, int]) -> Complexity:
     image = next(model.parameters()).new_zeros(1, *image_shape)
     counter = FlopCounterMode(display=False, custom_mapping=_mmengine_ops())
     own = _OwnFlops(model, counter)
-    with torch.no_grad(), _attention_by_formula(model), _without_roi_align(model), counter, own:
+    with torch.no_grad(), _attention_by_formula(model), _tables_by_interpolation(), \
+            _without_roi_align(model), counter, own:
         _run(model, image)
     return _by_part(model, image_shape[1:], own.flops)
 
@@ -240,6 +243,26 @@ def _attention_by_formula(model: nn.Module) -> Iterator[None]:
         for module in model.modules() if isinstance(module, kind)
     ):
         yield
+
+
+@contextmanager
+def _tables_by_interpolation() -> Iterator[None]:
+    """Position tables resized by torch's interpolation, which mmengine counts, and by no product.
+    """
+    resize = grid.resize_grid_table
+    grid.resize_grid_table = _interpolated
+    try:
+        yield
+    finally:
+        grid.resize_grid_table = resize
+
+
+def _interpolated(table: Tensor, src_hw: Size, dst_hw: Size, mode: str = 'bicubic') -> Tensor:
+    if tuple(src_hw) == tuple(dst_hw):
+        return table
+    table = table.transpose(1, 2).unflatten(2, src_hw)  # (1, C, H, W)
+    table = F.interpolate(table, size=dst_hw, mode=mode, align_corners=False)
+    return table.flatten(2).transpose(1, 2)
 
 
 def linear_products(self: FocusedAttention | VariantAttention, q: Tensor, k: Tensor, v: Tensor,
