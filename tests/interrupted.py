@@ -6,7 +6,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +67,8 @@ def in_child(work: Callable[[], Any], log: Path) -> int:
             with log.open('ab') as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
+            sys.stdout = open(1, 'w', 1, closefd=False)  # noqa: SIM115 - until the child ends
+            sys.stderr = open(2, 'w', 1, closefd=False)  # noqa: SIM115
             code = work() or 0
         except SystemExit as stop:
             code = stop.code
@@ -139,14 +140,3 @@ def outcome(work: Path, name: str) -> dict:
         kept=hub.get('keep_ckpt_ids'),
         **{key: content.get(key) for key in ('state_dict', 'ema_state_dict', 'optimizer',
                                              'param_schedulers', 'resume_state')})
-
-
-@contextmanager
-def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute replaced for the time of the block."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

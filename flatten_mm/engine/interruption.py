@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from mmengine.config import Config, ConfigDict
 
 from ..checkpoint import CheckpointError
 from ..hooks import CheckpointWriteError, ResumableCheckpointHook, newest_checkpoint
-from ..hooks.files import what_is_left
+from ..hooks.files import MAKE_ROOM, what_is_left
 from .errors import UserError, one_line
 from .runner import warn
 
@@ -54,27 +55,35 @@ def told(folder: str | os.PathLike) -> Iterator[None]:
         UserError: A file could not be written.
         KeyboardInterrupt: The user interrupted it; its message names the last checkpoint.
     """
+    raises = logging.raiseExceptions
+    logging.raiseExceptions = False  # a traceback for each line that a full disk does not take
     try:
         yield
     except BaseException as error:
         if is_interrupt(error):
             raise KeyboardInterrupt(what_is_left(folder)) from error
-        if isinstance(error, CheckpointWriteError):
-            raise UserError(f'checkpoint {one_line(error.strerror)}') from error
-        if isinstance(error, OSError) and error.errno in _DISK_FULL:
-            raise UserError(f'{error.filename or f"a log in {folder}"} cannot be written '
-                            f'({error.strerror}); free some space, {what_is_left(folder)}'
-                            ) from error
+        for cause in _causes(error):
+            if isinstance(cause, CheckpointWriteError):
+                raise UserError(f'checkpoint {one_line(cause.strerror)}') from error
+            if isinstance(cause, OSError) and cause.errno in _DISK_FULL:
+                raise UserError(
+                    f'{cause.filename or f"a log in {folder}"} cannot be written '
+                    f'({cause.strerror}); {MAKE_ROOM}, {what_is_left(folder)}') from error
         raise
+    finally:
+        logging.raiseExceptions = raises
 
 
-def is_interrupt(error: BaseException | None) -> bool:
+def is_interrupt(error: BaseException) -> bool:
     """Whether the user's Ctrl-C is behind an error.
 
     Libraries hide it: mmengine turns it into a SyntaxError while it formats a config.
     """
+    return any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those it was raised for."""
     while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from .files import (
     BACKEND,
+    MAKE_ROOM,
     POINTER,
     CheckpointWriteError,
     newest_checkpoint,
@@ -280,7 +281,7 @@ class ResumableCheckpointHook(CheckpointHook):
             yield
         except CheckpointWriteError as error:
             raise CheckpointWriteError(
-                error.errno, f'{error.strerror}; free some space, {what_is_left(runner.work_dir)}'
+                error.errno, f'{error.strerror}; {MAKE_ROOM}, {what_is_left(runner.work_dir)}'
             ) from error
 
     # -- stopping and resuming --------------------------------------------------------------

@@ -16,6 +16,7 @@ from ..checkpoint.read import CheckpointError, read_checkpoint
 BACKEND = 'whole_files'
 POINTER = 'last_checkpoint'  # mmengine's file with the path of the newest checkpoint
 _PARTIAL = '.partial'
+MAKE_ROOM = 'free some space or raise the limit'
 _CHECKPOINT = re.compile(r'(stopped_iter|iter|epoch)_(\d+)\.pth')
 
 
