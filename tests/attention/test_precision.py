@@ -4,12 +4,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from half import HALF
 from torch import nn
 
 from flatten_mm.attention.grid import conv_with_full_cell
 from flatten_mm.attention.precision import LayerNorm, add_branch, finite_gradient
-
-HALF = [torch.float16, torch.bfloat16]
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])

@@ -31,11 +31,12 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import oracle_backbones
+from half import HAS_FP16
 
 from flatten_mm import backbones
 
 FAMILIES = ('FLattenPVT', 'FLattenPVTv2', 'FLattenSwin', 'FLattenCSwin', 'FLattenDeiT')
-HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16 if HAS_FP16 else torch.bfloat16)
 # How far lower precision may be, in what rounding weights and image alone does in float64: random
 # weights and few channels make models in which rounding decides the direction of many tokens.
 TIMES = 10
