@@ -2,10 +2,12 @@
 # Train through Slurm: tools/slurm_train.sh PARTITION JOB_NAME CONFIG [options of tools/train.py]
 # GPUS (8), GPUS_PER_NODE (8, at most GPUS) and CPUS_PER_TASK (5) set the size of the job;
 # SRUN_ARGS holds further options of srun.
+# SRUN_ARGS=--signal=USR1@300 saves a checkpoint and ends with status 75 before the time is up; --resume
+# goes on from it (docs/interruption.md has a job that puts itself back into the queue).
 set -euo pipefail
 
 if [ $# -lt 3 ]; then
-    sed -n '2,4s/^# //p' "$0" >&2
+    sed -n '2,6s/^# //p' "$0" >&2
     exit 2
 fi
 partition=$1
