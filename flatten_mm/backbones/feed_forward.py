@@ -32,12 +32,13 @@ class _GeluLinear(torch.autograd.Function):
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         d_x = torch.empty_like(x)
-        d_weight = torch.zeros_like(weight)
+        # A sum of many parts in bf16 stops growing.
+        d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part, grad_part, d_part in zip(_parts(x), _parts(grad, like=x), _parts(d_x)):
             d_weight.add_(weight_gradient(grad_part, F.gelu(part)))
             d_hidden = product(grad_part, weight.t())
             torch.ops.aten.gelu_backward.grad_input(d_hidden, part, grad_input=d_part)
-        return d_x, d_weight, grad.flatten(0, -2).sum(dim=0)
+        return d_x, d_weight.to(weight.dtype), grad.flatten(0, -2).sum(dim=0)
 
 
 def _parts(x: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -56,3 +56,16 @@ def test_autocast_gradients_have_the_parameters_dtype() -> None:
     out.float().sum().backward()
     assert out.dtype == torch.bfloat16
     assert all(p.grad.dtype == torch.float32 for p in mlp.parameters())
+
+
+def test_half_precision_gradient_of_the_weight_does_not_depend_on_the_parts(parts) -> None:
+    mlp, x, grad = Mlp(8, 32), torch.randn(1, 2000, 8), torch.randn(1, 2000, 8) + 0.3
+    gradients = []
+    for enabled in (False, True):
+        mlp.zero_grad()
+        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
+            out = mlp(x)
+        (out.float() * grad).sum().backward()
+        gradients.append(mlp.fc2.weight.grad.clone())
+    fp32, bf16 = gradients
+    assert (bf16 - fp32).norm() < 5e-3 * fp32.norm()
