@@ -1,6 +1,7 @@
 """Trainings killed and stopped at chosen moments end as one without a break, bit for bit."""
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from pathlib import Path
@@ -22,6 +23,8 @@ from interrupted import (
     outcome,
 )
 from mmengine.evaluator import Evaluator
+from mmengine.hooks import EMAHook
+from mmengine.runner import Runner
 from tiny import write_data
 
 from flatten_mm.engine import load_config, train
@@ -193,3 +196,32 @@ def test_mmengines_own_hook_is_what_differs(tmp_path, data, monkeypatch):
     assert training.run('killed', send('step', 5)) == -signal.SIGKILL
     assert training.run('killed') == 0
     assert any(place.startswith('.state_dict') for place in training.differences('killed'))
+
+
+def test_mms_own_tools_resume_from_the_newest_whole_checkpoint(trainings):
+    """They build the Runner with ``resume=True`` and leave the rest to hooks."""
+    training = trainings()
+    work = training.folder / 'own tools'
+    assert training.run(work.name, send('step', 8)) == -signal.SIGKILL
+    (work / 'iter_7.pth').write_bytes(b'half')  # of a tool that does not write whole files
+    (work / 'last_checkpoint').write_text(str(work / 'iter_7.pth'))
+
+    def resume():
+        cfg = load_config(training.config)
+        cfg.update(work_dir=str(work), resume=True, experiment_name='own_tools')
+        Runner.from_cfg(cfg).train()
+    assert in_child(resume, training.folder / 'own tools.log') == 0, training.log(work.name)
+    assert f'resuming from {work}/iter_6.pth instead' in training.log(work.name)
+    (work / 'iter_7.pth').unlink()
+    assert training.differences(work.name) == []
+
+
+def test_a_stop_waits_for_accumulated_gradients(tmp_path, data):
+    training = Trainings(tmp_path, data, False, **{
+        "type='OptimWrapper'": "type='OptimWrapper', accumulative_counts=2",
+        'interval=3, max': 'interval=4, max'})
+    signalled = functools.partial(kill_at, EMAHook, 'after_train_iter', 5, number=signal.SIGTERM)
+    assert training.run('stopped', signalled) == EXIT_STOPPED, training.log('stopped')
+    assert files.newest_checkpoint(tmp_path / 'stopped').name == 'stopped_iter_6.pth'
+    assert training.run('stopped') == 0, training.log('stopped')
+    assert training.differences('stopped') == []
