@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
 import random
 import signal
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 
 def random_state() -> dict[str, Any]:
@@ -46,6 +49,8 @@ class WorkerStart:
 
     def __init__(self, start: Callable[[int], None] | None, numbers: list[int],
                  batches: SeededBatches | None = None) -> None:
+        atexit.unregister(_end_workers)
+        atexit.register(_end_workers)
         self.start = start
         self.numbers = numbers
         self.batches = batches
@@ -57,6 +62,17 @@ class WorkerStart:
             signal.signal(number, signal.SIG_IGN)
         if self.batches is not None:
             self.batches.begin()
+
+
+def _end_workers() -> None:
+    """End the workers that a failed training has left, as collecting their iterator would.
+
+    Else multiprocessing sends them SIGTERM at the end of the process, which they ignore, and waits
+    for them without end.
+    """
+    for found in gc.get_objects():
+        if type(found) is _MultiProcessingDataLoaderIter:
+            found._shutdown_workers()
 
 
 class SeededBatches:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import SCOPES, write_config
+from tiny import SCOPES, write_config, write_data
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 
@@ -157,6 +157,33 @@ def test_labels_outside_the_classes(data, run, tmp_path):
     result = run('train', config)
     assert result.code == 1
     assert '.png holds the label values [2], but the 2 classes' in result.error
+
+
+def test_image_that_cannot_be_used_ends_the_run_with_its_name(tmp_path):
+    """In a worker process, which is left waiting for the next batch: the script ends all the same.
+    """
+    write_data(tmp_path / 'data')
+    config = write_config('mmpretrain', tmp_path, tmp_path / 'data', **{
+        'num_workers=0': 'num_workers=1'})
+    for path in (tmp_path / 'data/cls/train').glob('*/*.jpg'):
+        path.write_text('<!DOCTYPE html><html>')
+    result = subprocess.run([sys.executable, TOOLS / 'train.py', config], cwd=tmp_path,
+                            capture_output=True, text=True, check=False, timeout=300,
+                            env=dict(os.environ, PYTHONPATH=str(TOOLS.parent)))
+    assert result.returncode == 1
+    error = result.stderr.strip().splitlines()[-1]
+    assert error.startswith(f'error: the data cannot be loaded: {tmp_path}/data/cls/train/')
+    assert '.jpg is not an image that can be read but a web page' in error
+
+
+def test_splits_with_other_classes(tmp_path, run):
+    """Folders are numbered in the order of their names."""
+    write_data(tmp_path / 'data')
+    (tmp_path / 'data/cls/val/cat').rename(tmp_path / 'data/cls/val/wolf')
+    result = run('train', write_config('mmpretrain', tmp_path, tmp_path / 'data'))
+    assert result.code == 1
+    assert 'the val data set has the classes dog, wolf, but the train data set cat, dog' in (
+        result.error)
 
 
 def test_unknown_backbone_setting(data, run, tmp_path):
