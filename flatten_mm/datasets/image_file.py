@@ -8,6 +8,7 @@ its EXIF tag no longer fits boxes drawn on the stored pixels. Here each is an er
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 
 import cv2
@@ -25,6 +26,8 @@ _BRANDS = {b'avif': 'an AVIF image', b'heic': 'a HEIC photo', b'heix': 'a HEIC p
 _TIFF_MODES = ('1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'CMYK', 'YCbCr', 'I;16', 'I;16B', 'RGBX', 'I')
 # Of a 16-bit image OpenCV keeps the upper 8 bits: below this, 16 shades or fewer are left.
 _DARKEST_16_BIT = 4096
+# JPEG takes a bit at least for each block of 8x8. OpenCV fills what is missing with grey.
+_MOST_PIXELS_A_BYTE = 8 * 64
 _ORIENTATION = 0x0112
 
 
@@ -57,6 +60,10 @@ def check_content(content: bytes) -> None:
     # a few zeros for the bits that libjpeg reads ahead; those of an image that goes on do not do
     if kind == 'JPEG' and not _jpeg_ends(content) and not _loads(content + bytes(8)):
         raise ImageFileError('is truncated: its JPEG data end early; copy it again or leave it out')
+    if kind == 'JPEG' and _jpeg_frame(content)[0] > _MOST_PIXELS_A_BYTE * len(content):
+        raise ImageFileError(f'is damaged: its {len(content)} bytes cannot hold the '
+                             f'{_jpeg_frame(content)[0]} pixels its header says; copy it again or '
+                             'leave it out')
     if kind == 'PNG' and b'IEND' not in content[-4096:] and b'IEND' not in content:
         raise ImageFileError('is truncated: its PNG data end early; copy it again or leave it out')
     if kind == 'WEBP' and (len(content) < 8 + int.from_bytes(content[4:8], 'little')
@@ -152,13 +159,22 @@ def _describe(content: bytes) -> str:
 
 def _jpeg_ends(content: bytes) -> bool:
     """Whether an end marker follows the compressed data; one of a thumbnail before them is none."""
-    place = 2
-    while place + 4 <= len(content) and content[place] == 0xFF:
+    _, start = _jpeg_frame(content)
+    return start >= 0 and content.find(b'\xff\xd9', start) >= 0
+
+
+def _jpeg_frame(content: bytes) -> tuple[int, int]:
+    """Pixels that the header says, and where the compressed data begin (-1: nowhere)."""
+    pixels, place = 0, 2
+    while place + 9 <= len(content) and content[place] == 0xFF:
         marker = content[place + 1]
         if marker == 0xDA:
-            return content.find(b'\xff\xd9', place) >= 0
+            return pixels, place
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from('>HH', content, place + 5)
+            pixels = height * width
         place += 1 if marker == 0xFF else 2 + int.from_bytes(content[place + 2:place + 4], 'big')
-    return False
+    return pixels, -1
 
 
 def _check_tiff(content: bytes) -> None:

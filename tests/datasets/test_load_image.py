@@ -137,6 +137,19 @@ def test_end_of_a_thumbnail_is_not_that_of_the_image():
         check_content(content[:-400])
 
 
+def test_header_that_says_more_than_the_file_can_hold():
+    """OpenCV makes 2.7 GB of grey out of these 700 bytes."""
+    content = bytearray(saved('JPEG'))
+    frame = content.find(b'\xff\xc0')
+    content[frame + 5:frame + 9] = (30_000).to_bytes(2, 'big') * 2
+    with pytest.raises(ImageFileError, match='cannot hold the 900000000 pixels'):
+        decode_image(bytes(content))
+    flat = saved('JPEG', Image.new('RGB', (4000, 4000), 'white'), quality=5, optimize=True)
+    assert decode_image(flat).shape == (4000, 4000, 3)
+    flat = saved('JPEG', Image.new('L', (4000, 4000)), quality=5, progressive=True)
+    assert decode_image(flat).shape == (4000, 4000, 3)
+
+
 def test_damaged_tiff_that_opencv_reads():
     content = bytearray(saved('TIFF', Image.effect_noise((300, 300), 80), compression='tiff_lzw'))
     content[20_000:26_000] = bytes(6_000)

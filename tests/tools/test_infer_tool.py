@@ -123,6 +123,24 @@ def test_unreadable_images_are_named_skipped_and_counted(trained, run, mixed, tm
     assert 'Traceback' not in result.out + result.err
 
 
+def test_a_missing_image_holds_up_no_others(trained, run, mixed, tmp_path):
+    done = trained('mmpretrain')
+    result = run('infer', done.config, done.checkpoint, mixed / 'a.jpg', mixed / 'gone.jpg',
+                 '--out-dir', 'out')
+    assert result.code == 3
+    assert '1 images done, 1 skipped' in result.out
+    skipped, = results(tmp_path / 'out')['skipped']
+    assert skipped == dict(file=f'{mixed}/gone.jpg', reason='cannot be read: it does not exist')
+
+
+def test_image_20000_pixels_wide(trained, run, tmp_path):
+    write_image(tmp_path / 'wide.png', np.full((1_000, 20_000, 3), 90))
+    done = trained('mmseg')
+    assert run('infer', done.config, done.checkpoint, 'wide.png', '--out-dir', 'out').code == 0
+    entry, = results(tmp_path / 'out')['images']
+    assert cv2.imread(str(tmp_path / 'out' / entry['label_map']), -1).shape == (1_000, 20_000)
+
+
 def test_no_readable_image(trained, run, mixed):
     done = trained('mmpretrain')
     result = run('infer', done.config, done.checkpoint, mixed / 'd.png', '--out-dir', 'out')
