@@ -123,17 +123,22 @@ class TrainData:
 class _Endless:
     """Batches for mmengine's loop that counts iterations, from a step on.
 
-    The loop asks for as many batches as it has trained on and drops them; these are None.
+    The loop asks for as many batches as it has trained on and drops them; these are None. The
+    onedl fork's loop calls ``skip_iter`` in place of that, or nothing with
+    ``fast_forward_on_resume``.
     """
 
     def __init__(self, data: TrainData, step: int) -> None:
         self._data = data
-        self._dropped = step
+        self._dropped = 0 if hasattr(data.loop, 'fast_forward_on_resume') else step
         self._step = step
         self._batches, self._pass = data.restart(step)
 
     def __iter__(self) -> _Endless:
         return self
+
+    def skip_iter(self, num_iters: int) -> None:
+        """Nothing to do: the batches begin at the step the loop stands at."""
 
     def __next__(self) -> Any:
         if self._dropped:

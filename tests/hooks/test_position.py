@@ -56,8 +56,12 @@ class Loop:
 
 
 def batches(step, count, *, sampler=InfiniteSampler, workers=0, buckets=False, persistent=False,
-            epochs=False, state=None):
-    """``count`` batches from ``step`` on, and the random state after the first two of them."""
+            epochs=False, state=None, fork=''):
+    """``count`` batches from ``step`` on, and the random state after the first two of them.
+
+    ``fork``: what the onedl fork's loop does in place of taking ``step`` batches, ``'skip'`` or
+    ``'nothing'``.
+    """
     sampler = sampler(Noisy(), seed=5)
     order = (dict(batch_sampler=Buckets(sampler)) if buckets else
              dict(sampler=sampler, batch_size=3))
@@ -67,6 +71,8 @@ def batches(step, count, *, sampler=InfiniteSampler, workers=0, buckets=False, p
     per_epoch = len(loader)
     loop = Loop(loader, step, step // per_epoch)
     taken = loop.taken
+    if fork:
+        loop.fast_forward_on_resume = fork == 'nothing'
     if not epochs:
         loop.dataloader_iterator = iter(loader)
         if workers:
@@ -80,7 +86,9 @@ def batches(step, count, *, sampler=InfiniteSampler, workers=0, buckets=False, p
             set_random_state(state)
             state = None
         if not epochs:
-            for _ in range(step):
+            if fork == 'skip':
+                loop.dataloader_iterator.skip_iter(step)
+            for _ in range(0 if fork else step):
                 assert next(loop.dataloader_iterator) is None
             for _ in range(count):
                 taken.append((len(taken), next(loop.dataloader_iterator)))
@@ -99,6 +107,7 @@ def batches(step, count, *, sampler=InfiniteSampler, workers=0, buckets=False, p
 
 @pytest.mark.parametrize('options', [
     dict(), dict(sampler=DefaultSampler), dict(sampler=DefaultSampler, buckets=True),
+    dict(fork='skip'), dict(fork='nothing'), dict(fork='skip', sampler=DefaultSampler),
     dict(sampler=DefaultSampler, epochs=True),
     dict(sampler=DefaultSampler, epochs=True, buckets=True),
     dict(workers=1), dict(workers=2, persistent=True), dict(sampler=DefaultSampler, workers=2),

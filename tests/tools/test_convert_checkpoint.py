@@ -41,7 +41,7 @@ main = _tool()
 def classifier(family: str, num_classes: int = 10) -> nn.Module:
     arch, width = FAMILIES[family]
     return MODELS.build(dict(
-        type='ImageClassifier',
+        type='ImageClassifier', _scope_='mmpretrain',
         backbone=dict(type=family, arch=arch, pretrain_img_size=64, out_indices=(3,)),
         neck=dict(type='GlobalAveragePooling'),
         head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=width))).eval()
@@ -196,7 +196,8 @@ def test_classifier_of_a_released_training_file_gives_its_logits(shared, tmp_pat
     keys = ('embed_dims', 'num_heads', 'mlp_ratios', 'depths')
     arch = {key: record['kwargs'][key] for key in keys}
     model = MODELS.build(dict(
-        type='ImageClassifier', backbone=dict(type='FLattenPVTv2', arch=arch, out_indices=(3,)),
+        type='ImageClassifier', _scope_='mmpretrain',
+        backbone=dict(type='FLattenPVTv2', arch=arch, out_indices=(3,)),
         neck=dict(type='GlobalAveragePooling'),
         head=dict(type='LinearClsHead', num_classes=10, in_channels=arch['embed_dims'][-1])))
     load_checkpoint(model.eval(), str(tmp_path / 'mm.pth'), strict=True)
