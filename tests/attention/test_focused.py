@@ -6,7 +6,7 @@ import pytest
 import torch
 from half import HALF
 
-from flatten_mm.attention import FocusedAttention
+from flatten_mm.attention import FocusedAttention, focused
 
 
 def make_core(dims: int = 12, heads: int = 3, grid: tuple[int, int] = (4, 5), **kwargs
@@ -46,6 +46,24 @@ def test_gradcheck() -> None:
     q, k, v = (t.requires_grad_() for t in make_qkv(core, batch=1))
     assert torch.autograd.gradcheck(lambda *qkv: core.attend(*qkv, (2, 3), (2, 3)), (q, k, v),
                                     eps=1e-7, atol=1e-4)
+
+
+@pytest.mark.parametrize('padded', [False, True])
+def test_tokens_may_pass_in_parts(monkeypatch, padded) -> None:
+    """A part of three tokens at a time, the last one shorter: same values, same gradients."""
+    core = make_core()
+    inputs = [*(t.requires_grad_() for t in make_qkv(core)), *core.parameters()]
+    valid = (torch.arange(20) < 17).view(1, 20, 1).repeat(2, 1, 1) if padded else None
+    weight = torch.randn_like(inputs[0])
+    results = []
+    for elements in (focused.ELEMENTS_AT_ONCE, 3 * 2 * 12 + 1):
+        monkeypatch.setattr(focused, 'ELEMENTS_AT_ONCE', elements)
+        out = core.attend(*inputs[:3], (4, 5), (4, 5), valid)
+        with torch.no_grad():
+            torch.testing.assert_close(core.attend(*inputs[:3], (4, 5), (4, 5), valid), out)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
+    for whole, parts in zip(*results):
+        torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-10)
 
 
 def test_padding_is_no_key() -> None:

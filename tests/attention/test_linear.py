@@ -5,7 +5,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flatten_mm.attention.linear import Linear, linear, product, project, uses_onednn
+from flatten_mm.attention.linear import (
+    Linear,
+    heads_product,
+    linear,
+    product,
+    project,
+    uses_onednn,
+    weight_gradient,
+)
 
 LAYOUTS = {
     'dense': lambda: torch.randn(2, 50, 24),
@@ -39,6 +47,21 @@ def test_odd_layouts_of_the_weight() -> None:
     x, weight = torch.randn(40, 24), torch.randn(36, 48)[:, :24]
     for w in (weight, torch.randn(24, 40)[:, :36].t()):
         torch.testing.assert_close(product(x, w), F.linear(x, w))
+
+
+@pytest.mark.parametrize('outputs, inputs', [(8, 40), (40, 8), (16, 16)])
+def test_gradient_of_the_weight(outputs, inputs) -> None:
+    grad, x = torch.randn(2, 30, outputs), torch.randn(2, 30, inputs)
+    torch.testing.assert_close(weight_gradient(grad, x),
+                               torch.einsum('bno,bni->oi', grad, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('batch, heads', [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_products_of_heads(batch, heads) -> None:
+    x = torch.randn(batch, 30, heads, 8).transpose(1, 2)
+    matrices = torch.randn(batch, heads, 8, 9)
+    for left in (x, x.contiguous()):
+        torch.testing.assert_close(heads_product(left, matrices), left @ matrices)
 
 
 def test_empty_input() -> None:
