@@ -151,7 +151,7 @@ def install_mmcv(runner: Runner, keep: bool = True) -> None:
     }
     arguments = ['-v', '--no-deps', '--no-build-isolation']
     building = (
-        f'mmcv: compiling its C++ operators, {jobs} at a time; 7 to 14 minutes on 2 free cores'
+        f'mmcv: compiling its C++ operators, {jobs} at a time; about 10 minutes of processor time'
     )
     ((name, version),) = env.pins(*runner.step.files).items()
     installed = name in env.installed()
