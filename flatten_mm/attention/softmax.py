@@ -1,10 +1,11 @@
 """The families' own softmax attention, on torch's scaled_dot_product_attention."""
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .grid import Size, Windows
+from .grid import Size, Windows, is_traced
 
 
 class SoftmaxAttention(nn.Module):
@@ -33,4 +34,7 @@ class SoftmaxAttention(nn.Module):
         q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
         drop = self.attn_drop_rate if self.training else 0.
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=drop)
-        return out.transpose(1, 2).flatten(2)
+        out = out.transpose(1, 2)
+        if is_traced():  # exporters lay it out otherwise than the kernel they trace: no view then
+            out = out.clone(memory_format=torch.contiguous_format)
+        return out.flatten(2)

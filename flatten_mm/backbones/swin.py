@@ -99,8 +99,8 @@ class SoftmaxWindowAttention(SoftmaxAttention):
         """(heads, h * w, h * w): a bias for each query and key of a window of ``window_hw``."""
         table, (h, w), (full_h, full_w) = (
             self.relative_position_bias_table, window_hw, self.window_hw)
-        rows = torch.arange(h, device=table.device).repeat_interleave(w)
-        columns = torch.arange(w, device=table.device).repeat(h)
+        token = torch.arange(h * w, device=table.device)
+        rows, columns = token // w, token % w
         row_offset = rows[:, None] - rows[None, :] + full_h - 1
         column_offset = columns[:, None] - columns[None, :] + full_w - 1
         index = row_offset * (2 * full_w - 1) + column_offset
