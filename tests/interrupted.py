@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from tiny import write_config
 
+from flatten_mm.compat import load_from_local
+
 STEPS = 12
 CHECKPOINT = 'ResumableCheckpointHook'
 
@@ -130,7 +132,7 @@ def differences(one: Any, other: Any, place: str = '') -> Iterator[str]:
 
 def outcome(work: Path, name: str) -> dict:
     """What a training leaves: names of its checkpoints, and the last one without times."""
-    content = torch.load(work / name, weights_only=True)
+    content = load_from_local(str(work / name), 'cpu')
     hub = content['message_hub']['runtime_info']
     return dict(
         files=sorted(path.name for path in work.glob('*.pth*')),

@@ -14,6 +14,8 @@ import pytest
 import torch
 from tiny import write_config, write_data
 
+from flatten_mm.compat import load_from_local
+
 REPO = Path(__file__).resolve().parents[1]
 STEPS = 3
 # Losses as each process has them: the log holds those of the first alone.
@@ -83,7 +85,7 @@ def test_two_processes_train_as_one(scope, runs):
     mean = torch.tensor(shares, dtype=torch.float64).mean(dim=0)
     torch.testing.assert_close(mean, torch.tensor(single, dtype=torch.float64), rtol=0, atol=1e-5)
 
-    weights, others = (torch.load(path / f'iter_{STEPS}.pth', weights_only=True)['state_dict']
+    weights, others = (load_from_local(str(path / f'iter_{STEPS}.pth'), 'cpu')['state_dict']
                        for path in (one, two))
     assert weights.keys() == others.keys()
     for name, value in weights.items():

@@ -19,6 +19,7 @@ from mmengine.registry import DATASETS, MODELS, init_default_scope
 from paper_layouts import ADE_LABELS, COCO_NAMES, IMAGENET_FOLDERS, shrunk
 
 from flatten_mm.analysis.model_tables import metafiles, record, with_table
+from flatten_mm.compat import load_from_local
 from flatten_mm.engine import UserError, cli, load_config, train
 from flatten_mm.engine import test as run_test
 
@@ -166,7 +167,7 @@ def test_run(name, metrics, layouts, tmp_path):
     assert (rate < 0.5 * base) if warms_up else (rate == pytest.approx(base, rel=1e-3))
     checkpoint, = tmp_path.glob('*_[12].pth')
     assert metrics <= set(run_test(cfg, checkpoint, work_dir=tmp_path / 'test'))
-    saved = torch.load(checkpoint, weights_only=True)
+    saved = load_from_local(str(checkpoint), 'cpu')
     assert ('ema_state_dict' in saved) == ('cswin' in name)
 
 
