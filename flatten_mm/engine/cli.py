@@ -44,8 +44,8 @@ def add_data_options(tool: argparse.ArgumentParser, *names: str) -> None:
         'data_root': dict(metavar='DIR', help='folder of the data'),
         'classes': dict(type=_names, metavar='A,B,C', help='class names, in the order of labels'),
         'img_size': dict(type=int, nargs=2, metavar=('H', 'W'), help='image size in pixels'),
-        'batch_size': dict(type=positive, metavar='N', help='images a step and process'),
-        'max_iters': dict(type=positive, metavar='N', help='optimizer steps'),
+        'batch_size': dict(type=_positive, metavar='N', help='images a step and process'),
+        'max_iters': dict(type=_positive, metavar='N', help='optimizer steps'),
     }
     for name in names:
         options = kinds[name]
@@ -118,7 +118,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def positive(text: str) -> int:
+def _positive(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
