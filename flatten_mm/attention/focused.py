@@ -329,7 +329,11 @@ class FocusedAttention(nn.Module):
             v = v * valid_keys
         out = focused_linear_attention(q, k, v, F.softplus(_wide(self.scale)), self.num_heads,
                                        self.focusing_factor, valid_keys, encoding)
-        return out if self.dwc is None else out.add_(self.restore_rank(v, query_hw))
+        if self.dwc is None:
+            return out
+        local = self.restore_rank(v, query_hw)
+        # Traced, the result of the autograd function is a view, which may not be changed in place.
+        return out + local if is_traced() else out.add_(local)
 
     def restore_rank(self, v: Tensor, hw: Size) -> Tensor:
         """Depthwise convolution of V on its grid (section 3.3.2 of the paper).

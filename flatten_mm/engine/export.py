@@ -355,8 +355,11 @@ def export_onnx(model: ExportableModel, path: str | os.PathLike, shape: Size = (
     names = model.output_names()
     program = export_program(model, shape, in_channels=model.in_channels, fixed_size=fixed_size)
     with _quiet(), reported_as('torch.onnx cannot write this graph'):
+        # Not optimize: with a fixed size its constant folding interpolates the position tables in
+        # Python, for minutes. ONNX Runtime folds what is constant when it loads the file.
         proto = torch.onnx.export(program, input_names=['image'], output_names=names, dynamo=True,
-                                  opset_version=opset, verbose=False).model_proto
+                                  opset_version=opset, optimize=not fixed_size,
+                                  verbose=False).model_proto
     _name_axes(proto, fixed_size)
     for key, value in metadata.items():
         proto.metadata_props.add(key=key, value=value)
