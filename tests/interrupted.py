@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.logging import MMLogger
 from tiny import write_config
 
 from flatten_mm.compat import load_from_local
@@ -71,6 +72,7 @@ def in_child(work: Callable[[], Any], log: Path) -> int:
                 os.dup2(file.fileno(), 2)
             sys.stdout = open(1, 'w', 1, closefd=False)  # noqa: SIM115 - until the child ends
             sys.stderr = open(2, 'w', 1, closefd=False)  # noqa: SIM115
+            MMLogger._instance_dict.clear()  # those of tests before write to their own output
             code = work() or 0
         except SystemExit as stop:
             code = stop.code

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .grid import is_traced
+from .precision import autocast_dtype
 
 
 def _has_onednn_linear() -> bool:
@@ -43,7 +44,7 @@ def _plain(matrix: Tensor) -> Tensor:
 def uses_onednn(x: Tensor) -> bool:
     """True where :func:`product` takes oneDNN's product."""
     return (_HAS_ONEDNN_LINEAR and x.device.type == 'cpu' and x.dtype == torch.float32
-            and x.numel() > 0 and torch.backends.mkldnn.enabled and not _is_autocast_cpu()
+            and x.numel() > 0 and torch.backends.mkldnn.enabled and autocast_dtype('cpu') is None
             and (not is_traced() or _is_compiled_inference()))
 
 
@@ -55,13 +56,6 @@ def _is_compiled_inference() -> bool:
     exporting = getattr(torch.compiler, 'is_exporting', None)  # not before torch 2.7
     return (exporting is not None and torch.compiler.is_compiling() and not exporting()
             and not torch.jit.is_tracing() and not torch.is_grad_enabled())
-
-
-def _is_autocast_cpu() -> bool:
-    try:
-        return torch.is_autocast_enabled('cpu')
-    except TypeError:  # before torch 2.4 this asked about CUDA only
-        return torch.is_autocast_cpu_enabled()
 
 
 class _Linear(torch.autograd.Function):

@@ -50,6 +50,23 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x)
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What autocast computes in on a kind of device; None where it is off."""
+    try:
+        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(
+            device_type) else None
+    except TypeError:  # before torch 2.4 there was a function for each kind
+        if device_type == 'cpu':
+            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+def narrowed(x: Tensor) -> Tensor:
+    """``x`` in autocast's type: what several layers would each make of it, made once."""
+    dtype = autocast_dtype(x.device.type)
+    return x if dtype is None else x.to(dtype)
+
+
 def add_branch(branch: Tensor, x: Tensor) -> Tensor:
     """``x + branch`` in the wider dtype; in place of ``branch`` where that is its own."""
     return branch.add_(x) if branch.dtype == x.dtype else x + branch

@@ -14,7 +14,7 @@ from mmengine.utils import to_2tuple
 from torch import Tensor
 
 from ..attention.grid import Size, TableResizer
-from ..attention.precision import LayerNorm, add_branch
+from ..attention.precision import LayerNorm, add_branch, narrowed
 from ..attention.variants import VARIANTS
 from ..checkpoint import load_backbone
 
@@ -48,8 +48,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         # Added in place to what the branch has made: one large tensor less to allocate.
-        x = add_branch(self.drop_path(self.mix(self.norm1(x), hw)), x)
-        return add_branch(self.drop_path(self.mlp(self.norm2(x), hw)), x)
+        x = add_branch(self.drop_path(self.mix(narrowed(self.norm1(x)), hw)), x)
+        return add_branch(self.drop_path(self.mlp(narrowed(self.norm2(x)), hw)), x)
 
 
 class FLattenBackbone(BaseModule):
