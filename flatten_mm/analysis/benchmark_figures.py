@@ -14,30 +14,30 @@ MiB = 2**20
 
 
 def pixels_figure(found: Sequence[Measurement]) -> Figure:
-    """Time above, memory below, against the pixels of an image; a column a kind of run."""
+    """Time against the pixels of an image, memory below if any was measured; a column a kind."""
     kinds = list(dict.fromkeys(_kind(m) for m in found))
     names = list(dict.fromkeys(m.model for m in found))
-    figure = Figure(figsize=(max(5.2 * len(kinds), 7), 8), layout='constrained')
-    axes = figure.subplots(2, len(kinds), squeeze=False)
+    panels = 1 + any(m.saved_bytes or m.peak_bytes for m in found)
+    figure = Figure(figsize=(max(5.2 * len(kinds), 7.5), 1 + 3.5 * panels), layout='constrained')
+    axes = figure.subplots(panels, len(kinds), squeeze=False)
     for column, kind in enumerate(kinds):
-        above, below = axes[:, column]
-        above.set_title(kind)
-        above.set_ylabel('median time (ms)')
-        # What autograd keeps is the memory that a training step is limited by.
-        figures = 'saved_bytes' if kind.startswith('train') else 'peak_bytes'
-        below.set_ylabel('saved for backward (MiB)' if kind.startswith('train')
-                         else 'peak added by a run (MiB)')
+        axes[0, column].set_title(kind)
         rows = [m for m in found if _kind(m) == kind]
-        for name, style in zip(names, _cycle(len(names))):
-            own = sorted((m for m in rows if m.model == name), key=_pixels)
-            _draw(above, name, [(_pixels(m), m.median and m.median * 1e3) for m in own], style)
-            _draw(below, name, [(_pixels(m), getattr(m, figures) and getattr(m, figures) / MiB)
-                                for m in own], style)
         sizes = sorted({(_pixels(m), f'{m.case.height}x{m.case.width}') for m in rows})
-        for axis in (above, below):
+        # What autograd keeps is the memory that a training step is limited by.
+        memory = (('saved_bytes', MiB, 'saved for backward (MiB)') if kind.startswith('train')
+                  else ('peak_bytes', MiB, 'peak added by a run (MiB)'))
+        shown = (('median', 1e-3, 'median time (ms)'), memory)
+        for axis, (field, unit, label) in zip(axes[:, column], shown):
+            axis.set_ylabel(label)
+            for name, style in zip(names, _cycle(len(names))):
+                own = sorted((m for m in rows if m.model == name), key=_pixels)
+                values = [getattr(m, field) for m in own]
+                _draw(axis, name, [(_pixels(m), value and value / unit)
+                                   for m, value in zip(own, values)], style)
             _finish(axis, sizes)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside lower center', ncols=min(len(names), 3))
+    figure.legend(handles, labels, loc='outside lower center', ncols=min(len(names), 2))
     return figure
 
 

@@ -55,6 +55,9 @@ def test_cost(name):
     model = MODELS_OF_METAFILES[name]
     recorded = {key: model['Metadata'][key] for key in ('Parameters', 'FLOPs', 'FLOPs Input')}
     record(model, REPO)
+    if not hasattr(torch.compiler, 'set_stance'):  # torch before 2.6 counts interpolation otherwise
+        assert model['Metadata']['FLOPs'] == pytest.approx(recorded['FLOPs'], rel=1e-3)
+        model['Metadata']['FLOPs'] = recorded['FLOPs']
     assert {key: model['Metadata'][key] for key in recorded} == recorded
     paper = model['Metadata'].get('Paper Reports', {})
     far = FAR_FROM_THE_PAPER.get(name, '').split(' of ')[0]
