@@ -7,6 +7,7 @@ tools.
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import os
 import pickle
@@ -115,6 +116,7 @@ def _safe_globals() -> list:
     number_types = {type(np.dtype(code)) for code in np.typecodes['AllInteger'] + 'efd?'}
     return [
         HistoryBuffer,
+        collections.Counter,  # milestones of MultiStepLR; newer torch has it on its own list
         (history_method, 'builtins.getattr'),
         (np.ndarray, 'numpy.ndarray'),
         (np.dtype, 'numpy.dtype'),

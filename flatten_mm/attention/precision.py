@@ -52,13 +52,12 @@ class LayerNorm(nn.LayerNorm):
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """What autocast computes in on a kind of device; None where it is off."""
-    try:
-        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(
-            device_type) else None
-    except TypeError:  # before torch 2.4 there was a function for each kind
-        if device_type == 'cpu':
-            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    if hasattr(torch, 'get_autocast_dtype'):
+        on = torch.is_autocast_enabled(device_type)
+        return torch.get_autocast_dtype(device_type) if on else None
+    if device_type == 'cpu':  # before torch 2.4 there was a function for each kind
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def narrowed(x: Tensor) -> Tensor:

@@ -261,10 +261,8 @@ class FLattenPVT(PVTPyramid):
         setattr(self, f'pos_grid{stage + 1}', map_hw)
 
     def before_blocks(self, stage: int, x: Tensor, hw: Size) -> Tensor:
-        table, resize, grid = (
-            getattr(self, f'{name}{stage + 1}')
-            for name in ('pos_embed', 'resize_pos_embed', 'pos_grid')
-        )
+        table, grid = getattr(self, f'pos_embed{stage + 1}'), getattr(self, f'pos_grid{stage + 1}')
+        resize = getattr(self, f'resize_pos_embed{stage + 1}')
         return self.pos_drop(x.add_(resize(table, grid, hw)))
 
     def stage_modules(self, stage: int) -> list[nn.Module | nn.Parameter]:
