@@ -45,17 +45,7 @@ def uses_onednn(x: Tensor) -> bool:
     """True where :func:`product` takes oneDNN's product."""
     return (_HAS_ONEDNN_LINEAR and x.device.type == 'cpu' and x.dtype == torch.float32
             and x.numel() > 0 and torch.backends.mkldnn.enabled and autocast_dtype('cpu') is None
-            and (not is_traced() or _is_compiled_inference()))
-
-
-def _is_compiled_inference() -> bool:
-    """True inside torch.compile where no gradient is wanted: the product's own has none.
-
-    Not inside torch.export and torch.jit.trace, whose graphs run elsewhere.
-    """
-    exporting = getattr(torch.compiler, 'is_exporting', None)  # not before torch 2.7
-    return (exporting is not None and torch.compiler.is_compiling() and not exporting()
-            and not torch.jit.is_tracing() and not torch.is_grad_enabled())
+            and not is_traced())
 
 
 class _Linear(torch.autograd.Function):
