@@ -52,6 +52,8 @@ class LayerNorm(nn.LayerNorm):
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """What autocast computes in on a kind of device; None where it is off."""
+    if device_type == 'meta':  # torch knows no autocast there, and says so with an error
+        return None
     if hasattr(torch, 'get_autocast_dtype'):
         on = torch.is_autocast_enabled(device_type)
         return torch.get_autocast_dtype(device_type) if on else None
