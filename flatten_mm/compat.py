@@ -21,12 +21,13 @@ import torch
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
+from mmengine.utils import digit_version
 
 from .checkpoint.training_pickle import TrainingPickle, torch_names
 
 _HISTORY_METHODS = ('min', 'max', 'mean', 'current')
 # Before this one torch.load runs whatever a file names; since then it reads weights only.
-_SAFE_TORCH = (2, 6)
+_SAFE_TORCH = digit_version('2.6')
 
 
 def mend() -> None:
@@ -57,7 +58,7 @@ def extend_safe_globals() -> None:
     This extends the list by what those files hold, and by nothing that can run code of the file's
     choosing.
     """
-    if _torch_version() >= _SAFE_TORCH:
+    if digit_version(torch.__version__) >= _SAFE_TORCH:
         torch.serialization.add_safe_globals(_safe_globals())
 
 
@@ -67,7 +68,7 @@ def load_nothing_unsafely() -> None:
     The official one leaves it to ``torch.load``, which is safe since 2.6. The onedl fork reads a
     file that was refused a second time, without the check.
     """
-    if _torch_version() < _SAFE_TORCH or hasattr(mm_checkpoint, '_safe_torch_load'):
+    if digit_version(torch.__version__) < _SAFE_TORCH or hasattr(mm_checkpoint, '_safe_torch_load'):
         CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
 
 
@@ -81,7 +82,7 @@ def load_from_local(filename: str, map_location: Any) -> Any:
     filename = os.path.expanduser(filename)
     if not os.path.isfile(filename):
         raise FileNotFoundError(f'{filename} can not be found.')
-    if _torch_version() >= _SAFE_TORCH:
+    if digit_version(torch.__version__) >= _SAFE_TORCH:
         return torch.load(filename, map_location=map_location, weights_only=True)
     names = {**torch_names(), **dict(_named(item) for item in _safe_globals())}
     return torch.load(filename, map_location=map_location, weights_only=False,
@@ -130,8 +131,3 @@ def _named(item: Any) -> tuple[str, Any]:
     if isinstance(item, tuple):
         return item[1], item[0]
     return f'{item.__module__}.{item.__qualname__}', item
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split('.')[:2]
-    return int(major), int(minor)

@@ -17,6 +17,7 @@ from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModule
 from mmengine.runner import CheckpointLoader
+from mmengine.utils import digit_version
 
 import flatten_mm  # noqa: F401  (importing it is what mends)
 from flatten_mm import compat
@@ -158,7 +159,8 @@ def test_files_of_either_numpy_load(load, tmp_path):
     assert np.array_equal(load(path), np.arange(3))
 
 
-@pytest.mark.skipif(compat._torch_version() < (2, 6), reason='torch.load is not safe before 2.6')
+@pytest.mark.skipif(digit_version(torch.__version__) < compat._SAFE_TORCH,
+                    reason='torch.load is not safe before 2.6')
 def test_plain_torch_load_takes_the_same_files(tmp_path):
     loaded = torch.load(saved(dict(loss=HistoryBuffer([1.0, 2.0], [1, 1])), tmp_path))
     assert loaded['loss'].statistics('mean') == 1.5

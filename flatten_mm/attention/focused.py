@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .grid import Size, TableResizer, Windows, depthwise_conv, is_traced
+from .grid import Size, TableResizer, WholeMap, depthwise_conv, is_traced
 from .linear import heads_product
 from .precision import finite_gradient
 
@@ -276,7 +276,39 @@ def focused_linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, num
                                              valid_keys)
 
 
-class FocusedAttention(nn.Module):
+class RankRestoration(WholeMap):
+    """The depthwise convolution ``dwc`` of V that linear attentions have, or None; mixed into them.
+
+    ``dwc`` is (d, 1, ks, ks): one kernel of a head's channels, shared by all heads.
+    """
+
+    def build_dwc(self, embed_dims: int, num_heads: int, kernel_size: int) -> nn.Conv2d:
+        head_dims = embed_dims // num_heads
+        return nn.Conv2d(head_dims, head_dims, kernel_size, padding=kernel_size // 2,
+                         groups=head_dims)
+
+    def with_rank_restored(self, out: Tensor, v: Tensor, hw: Size) -> Tensor:
+        """``out`` (B, N, C) plus :meth:`restore_rank`, in place where that may be."""
+        if self.dwc is None:
+            return out
+        local = self.restore_rank(v, hw)
+        # Traced, the result of an autograd function is a view, which may not be changed in place.
+        return out + local if is_traced() else out.add_(local)
+
+    def restore_rank(self, v: Tensor, hw: Size) -> Tensor:
+        """Depthwise convolution of V on its grid (section 3.3.2 of the paper).
+
+        (B, M, C) -> (B, H * W, C). Where V has fewer tokens than the grid (spatial reduction) it
+        is brought to H * W tokens by linear interpolation along the flattened token axis, as the
+        released PVT models do.
+        """
+        if hw[0] * hw[1] != v.shape[1]:
+            v = F.interpolate(v.transpose(1, 2), size=hw[0] * hw[1], mode='linear').transpose(1, 2)
+        weight = self.dwc.weight.repeat(self.num_heads, 1, 1, 1)
+        return depthwise_conv(v, hw, weight, self.dwc.bias.repeat(self.num_heads))
+
+
+class FocusedAttention(RankRestoration, nn.Module):
     """What focused linear attention learns, and how it attends; families subclass it.
 
     A subclass projects x to q, k, v, calls :meth:`attend` and projects the result. Parameters
@@ -299,18 +331,13 @@ class FocusedAttention(nn.Module):
         self.num_heads = num_heads
         self.key_grid = tuple(key_grid)
         self.focusing_factor = focusing_factor
-        head_dims = embed_dims // num_heads
         self.scale = nn.Parameter(torch.zeros(1, 1, embed_dims))
         self.positional_encoding = nn.Parameter(
             torch.zeros(1, key_grid[0] * key_grid[1], embed_dims)
         )
-        self.dwc = nn.Conv2d(head_dims, head_dims, kernel_size, padding=kernel_size // 2,
-                             groups=head_dims) if rank_restoration else None
+        self.dwc = (self.build_dwc(embed_dims, num_heads, kernel_size) if rank_restoration
+                    else None)
         self.resize_encoding = TableResizer('bicubic')
-
-    def windows(self, map_hw: Size) -> Windows:
-        """What a map of ``map_hw`` is cut into around :meth:`attend`; one window by default."""
-        return Windows.over(map_hw, map_hw, shifted=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, query_hw: Size, key_hw: Size,
                valid_keys: Tensor | None = None) -> Tensor:
@@ -329,20 +356,4 @@ class FocusedAttention(nn.Module):
             v = v * valid_keys
         out = focused_linear_attention(q, k, v, F.softplus(_wide(self.scale)), self.num_heads,
                                        self.focusing_factor, valid_keys, encoding)
-        if self.dwc is None:
-            return out
-        local = self.restore_rank(v, query_hw)
-        # Traced, the result of the autograd function is a view, which may not be changed in place.
-        return out + local if is_traced() else out.add_(local)
-
-    def restore_rank(self, v: Tensor, hw: Size) -> Tensor:
-        """Depthwise convolution of V on its grid (section 3.3.2 of the paper).
-
-        (B, M, C) -> (B, H * W, C). Where V has fewer tokens than the grid (spatial reduction) it
-        is brought to H * W tokens by linear interpolation along the flattened token axis, as the
-        released PVT models do.
-        """
-        if hw[0] * hw[1] != v.shape[1]:
-            v = F.interpolate(v.transpose(1, 2), size=hw[0] * hw[1], mode='linear').transpose(1, 2)
-        weight = self.dwc.weight.repeat(self.num_heads, 1, 1, 1)
-        return depthwise_conv(v, hw, weight, self.dwc.bias.repeat(self.num_heads))
+        return self.with_rank_restored(out, v, query_hw)

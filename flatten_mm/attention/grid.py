@@ -308,6 +308,14 @@ class Windows:
         return x[first[:, None] + window, row % h * w + column % w]
 
 
+class WholeMap:
+    """What every attention core begins with; families that cut a map override it."""
+
+    def windows(self, map_hw: Size) -> Windows:
+        """What a map of ``map_hw`` is cut into around ``attend``; one window by default."""
+        return Windows.over(map_hw, map_hw, shifted=False)
+
+
 def _cut_side(side: int, window: int, shifted: bool) -> tuple[int, int, int]:
     """Window, shift and number of windows along one side of a map.
 

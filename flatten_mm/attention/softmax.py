@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .grid import Size, Windows, is_traced
+from .grid import Size, WholeMap, is_traced
 
 
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(WholeMap, nn.Module):
     """softmax(q k^T d^-0.5) v with the calling convention of the focused core; no parameters.
 
     Args:
@@ -20,10 +20,6 @@ class SoftmaxAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.attn_drop_rate = attn_drop_rate
-
-    def windows(self, map_hw: Size) -> Windows:
-        """What a map of ``map_hw`` is cut into around :meth:`attend`; one window by default."""
-        return Windows.over(map_hw, map_hw, shifted=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, query_hw: Size, key_hw: Size,
                attn_mask: Tensor | None = None) -> Tensor:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from .focused import (
     EPS,
-    FocusedAttention,
+    RankRestoration,
     _count,
     _merge_heads,
     _split_heads,
     _wide,
     focused_linear_attention,
 )
-from .grid import Size, Windows
+from .grid import Size
 
 
 def relu_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int,
@@ -147,7 +147,7 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-class VariantAttention(nn.Module):
+class VariantAttention(RankRestoration, nn.Module):
     """One of :data:`VARIANTS` with the calling convention of the focused core.
 
     It learns nothing but, where the attention has one, a depthwise convolution ``dwc``
@@ -163,22 +163,14 @@ class VariantAttention(nn.Module):
         rank_restoration: False leaves the convolution out where there is one.
     """
 
-    restore_rank = FocusedAttention.restore_rank
-
     def __init__(self, embed_dims: int, num_heads: int, key_grid: Size, attention: str,
                  kernel_size: int = 5, rank_restoration: bool = True) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.attention = attention
         self.variant = VARIANTS[attention]
-        head_dims = embed_dims // num_heads
-        self.dwc = nn.Conv2d(
-            head_dims, head_dims, kernel_size, padding=kernel_size // 2, groups=head_dims,
-        ) if self.variant.is_convolved and rank_restoration else None
-
-    def windows(self, map_hw: Size) -> Windows:
-        """What a map of ``map_hw`` is cut into around :meth:`attend`; one window by default."""
-        return Windows.over(map_hw, map_hw, shifted=False)
+        self.dwc = (self.build_dwc(embed_dims, num_heads, kernel_size)
+                    if self.variant.is_convolved and rank_restoration else None)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, query_hw: Size, key_hw: Size,
                valid_keys: Tensor | None = None) -> Tensor:
@@ -195,4 +187,4 @@ class VariantAttention(nn.Module):
         if valid_keys is not None:
             v = v * valid_keys
         out = self.variant.attend(q, k, v, self.num_heads, valid_keys)
-        return out if self.dwc is None else out.add_(self.restore_rank(v, query_hw))
+        return self.with_rank_restored(out, v, query_hw)

@@ -18,15 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from mmengine.utils import digit_version
 from torch import Tensor, nn
 
 from .. import __version__
 from ..checkpoint import CheckpointError, load_backbone
 from .config import scope_of, stem_of
 from .errors import UserError, one_line, reported_as
+from .export_layers import exportable_layers
 from .inference import build_model
 from .preflight import class_counts
 from .weights import dataset_meta_of, read_weights
@@ -35,7 +36,7 @@ PARTS = ('model', 'backbone')
 TOLERANCE = 1e-4  # of results, relative to the largest of them
 MIN_SIDE = 64  # two cells of the last map, whose single cell torch would make a case of its own
 MAX_SIDE = 16384  # torch wants the number of tokens below 2^31
-OLDEST_TORCH = (2, 9)
+OLDEST_TORCH = '2.9'
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 
 Size = tuple[int, int]
@@ -246,7 +247,7 @@ def export_program(model: nn.Module, shape: Size = (224, 224), *, in_channels: i
         dims |= {axis: torch.export.Dim(name, min=min_side, max=MAX_SIDE)
                  for axis, name in ((2, 'height'), (3, 'width'))}
     images = torch.zeros(3, in_channels, height, width)
-    with torch.no_grad(), _exportable_layers(model):
+    with torch.no_grad(), exportable_layers(model):
         try:
             return torch.export.export(model, (images,), dynamic_shapes=(dims,), strict=False)
         except Exception as error:  # a dozen kinds, of torch's own
@@ -256,73 +257,8 @@ def export_program(model: nn.Module, shape: Size = (224, 224), *, in_channels: i
 
 
 def _check_torch() -> None:
-    version = tuple(int(part) for part in torch.__version__.split('.')[:2])
-    if version < OLDEST_TORCH:
-        raise UserError(f'export needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or later; this is '
-                        f'{torch.__version__}')
-
-
-class _AveragePool(nn.Module):
-    """``nn.AdaptiveAvgPool2d`` as two products, which takes a map of any size in any exporter."""
-
-    def __init__(self, output_size: Size) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.output_size == (1, 1):
-            return x.mean(dim=(2, 3), keepdim=True)
-        x = F.linear(x, self.weights(x, self.output_size[1], x.shape[3]))
-        x = x.transpose(2, 3).clone(memory_format=torch.contiguous_format)
-        return F.linear(x, self.weights(x, self.output_size[0], x.shape[3])).transpose(2, 3)
-
-    @staticmethod
-    def weights(x: Tensor, cells: int, side: int) -> Tensor:
-        """(cells, side): the share of each position in the mean of each cell."""
-        cell = torch.arange(cells, device=x.device)[:, None]
-        position = torch.arange(side, device=x.device)
-        first, end = cell * side // cells, ((cell + 1) * side + cells - 1) // cells
-        return ((position >= first) & (position < end)).to(x.dtype) / (end - first)
-
-
-class _Upsample(nn.Module):
-    """mmseg's ``Upsample`` by a whole factor; mmseg's own makes a constant of the size."""
-
-    def __init__(self, factor: int, mode: str, align_corners: bool | None) -> None:
-        super().__init__()
-        self.factor, self.mode, self.align_corners = factor, mode, align_corners
-
-    def forward(self, x: Tensor) -> Tensor:
-        size = [side * self.factor for side in x.shape[2:]]
-        return F.interpolate(x, size, mode=self.mode, align_corners=self.align_corners)
-
-
-def _exportable_layer(layer: nn.Module) -> nn.Module | None:
-    """What to put in place of a layer that exporters do not take at any size; None: nothing."""
-    if isinstance(layer, nn.AdaptiveAvgPool2d):
-        size = layer.output_size
-        size = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-        return None if None in size else _AveragePool(size)
-    if type(layer).__name__ == 'Upsample' and type(layer).__module__.startswith('mmseg.'):
-        factor = layer.scale_factor
-        if not layer.size and isinstance(factor, float) and factor.is_integer():
-            return _Upsample(int(factor), layer.mode, layer.align_corners)
-    return None
-
-
-@contextmanager
-def _exportable_layers(model: nn.Module) -> Iterator[None]:
-    """Exchange layers for the time of the block."""
-    places = [(parent, name, child, _exportable_layer(child))
-              for parent in model.modules() for name, child in parent.named_children()]
-    places = [place for place in places if place[3] is not None]
-    for parent, name, _, new in places:
-        setattr(parent, name, new)
-    try:
-        yield
-    finally:
-        for parent, name, child, _ in places:
-            setattr(parent, name, child)
+    if digit_version(torch.__version__) < digit_version(OLDEST_TORCH):
+        raise UserError(f'export needs torch {OLDEST_TORCH} or later; this is {torch.__version__}')
 
 
 # ---- ONNX

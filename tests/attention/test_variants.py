@@ -311,3 +311,17 @@ def test_one_graph_for_all_sizes_under_compile(word) -> None:
             q, k, v = (t.float() for t in make_qkv(1, hw[0] * hw[1], hw[0] * hw[1]))
             torch.testing.assert_close(compiled(q, k, v, hw, hw), core.attend(q, k, v, hw, hw))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize('word', WORDS)
+def test_trains_under_compile(word) -> None:
+    """AOT, with which Inductor starts, refuses what Dynamo lets pass: views changed in place."""
+    torch._dynamo.reset()
+    core = make_core(word)
+    qkv = [t.requires_grad_() for t in make_qkv()]
+    compiled = torch.compile(core.attend, fullgraph=True, backend='aot_eager')
+    weight = torch.randn_like(qkv[0])
+    ours, plain = ([out, *torch.autograd.grad((out * weight).sum(), qkv)]
+                   for out in (attend(*qkv, GRID, GRID) for attend in (compiled, core.attend)))
+    for a, b in zip(ours, plain):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -4,10 +4,11 @@ from __future__ import annotations
 import pytest
 import torch
 from mmengine.registry import MODELS
+from mmengine.utils import digit_version
 from torch import nn
 
 import flatten_mm.engine.export as export_module
-from flatten_mm.engine import UserError
+from flatten_mm.engine import UserError, export_layers
 from flatten_mm.engine.export import (
     ExportableModel,
     default_sizes,
@@ -17,7 +18,7 @@ from flatten_mm.engine.export import (
 )
 
 pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split('.')[:2])) < export_module.OLDEST_TORCH,
+    digit_version(torch.__version__) < digit_version(export_module.OLDEST_TORCH),
     reason='export needs torch 2.9')
 PYRAMID = dict(embed_dims=[8, 8, 8, 8], num_heads=[1, 1, 2, 2], mlp_ratios=[1] * 4, depths=[1] * 4)
 BACKBONES = {
@@ -96,14 +97,14 @@ def test_wrong_graph_is_refused(wrong) -> None:
 def test_pooling_is_that_of_torch() -> None:
     x = torch.randn(2, 3, 10, 13)
     for size in ((1, 1), (2, 3), (7, 7), (6, 16)):
-        ours, theirs = export_module._AveragePool(size)(x), nn.AdaptiveAvgPool2d(size)(x)
+        ours, theirs = export_layers.AveragePool(size)(x), nn.AdaptiveAvgPool2d(size)(x)
         torch.testing.assert_close(ours, theirs)
 
 
 def test_layers_are_put_back_after_an_export() -> None:
     model = nn.Sequential(nn.AdaptiveAvgPool2d(2))
-    with pytest.raises(RuntimeError), export_module._exportable_layers(model):
-        assert isinstance(model[0], export_module._AveragePool)
+    with pytest.raises(RuntimeError), export_layers.exportable_layers(model):
+        assert isinstance(model[0], export_layers.AveragePool)
         raise RuntimeError
     assert isinstance(model[0], nn.AdaptiveAvgPool2d)
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from mmengine.utils import digit_version
 from tiny import SCOPES, write_config
 
 from flatten_mm.engine import load_config
@@ -16,7 +17,7 @@ from flatten_mm.engine.weights import read_weights
 onnxruntime = pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split('.')[:2])) < OLDEST_TORCH, reason='needs torch 2.9')
+    digit_version(torch.__version__) < digit_version(OLDEST_TORCH), reason='needs torch 2.9')
 
 
 def test_trained_segmentor_takes_pixels(run, trained, tmp_path) -> None:
