@@ -1,4 +1,4 @@
-"""The released computation of focused attention restated eagerly, step by step.
+"""The released computation of PVT, focused and softmax, restated eagerly, step by step.
 
 The baseline that timings and memory are compared with; kept plain. It holds no parameters of its
 own: ``as_released(model)`` makes a PVT of ours compute its blocks this way.
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatten_mm.attention import FocusedAttention
 from flatten_mm.attention.linear import Linear
+from flatten_mm.attention.softmax import SoftmaxAttention
 from flatten_mm.backbones.base import Block
 from flatten_mm.backbones.feed_forward import Mlp
 from flatten_mm.backbones.pvt import SpatialReduction
@@ -44,6 +45,16 @@ def attend(self: FocusedAttention, q: Tensor, k: Tensor, v: Tensor, query_hw, ke
     return x + v
 
 
+def softmax_attend(self: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor, query_hw, key_hw,
+                   attn_mask=None) -> Tensor:
+    """The softmax twin's, with the attention map as a tensor."""
+    B, N, C = q.shape
+    heads = self.num_heads
+    q, k, v = (t.reshape(B, -1, heads, C // heads).permute(0, 2, 1, 3) for t in (q, k, v))
+    attn = (q @ k.transpose(-2, -1) * (C // heads)**-0.5).softmax(dim=-1)
+    return (attn @ v).transpose(1, 2).reshape(B, N, C)
+
+
 def pvt_attention(self: SpatialReduction, x: Tensor, hw) -> Tensor:
     """PVT's attention with keys and values from one product."""
     q = self.q(x)
@@ -61,8 +72,9 @@ def block(self: Block, x: Tensor, hw) -> Tensor:
     return x + self.drop_path(self.mlp(self.norm2(x), hw))
 
 
-RESTATED = {FocusedAttention: ('attend', attend), SpatialReduction: ('forward', pvt_attention),
-            Mlp: ('forward', mlp), Block: ('forward', block)}
+RESTATED = {FocusedAttention: ('attend', attend), SoftmaxAttention: ('attend', softmax_attend),
+            SpatialReduction: ('forward', pvt_attention), Mlp: ('forward', mlp),
+            Block: ('forward', block)}
 
 
 def as_released(model: nn.Module) -> nn.Module:

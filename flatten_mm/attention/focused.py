@@ -26,7 +26,7 @@ from .grid import Size, TableResizer, WholeMap, depthwise_conv, is_traced
 from .linear import heads_product
 from .precision import finite_gradient
 
-ELEMENTS_AT_ONCE = 2**17  # half a MiB of fp32: with what is made of them, a core's cache
+ELEMENTS_AT_ONCE = 2**17  # a thread: half a MiB of fp32, with what is made of it a core's cache
 EPS = 1e-6  # of the released models: added to relu(x) and to the normaliser
 
 
@@ -75,7 +75,7 @@ def _wide(x: Tensor) -> Tensor:
 def _scaled_positive(x: Tensor, inverse_scale: Tensor, encoding: Tensor | None = None) -> Tensor:
     """(relu(x + encoding) + 1e-6) / scale in a new tensor of at least fp32."""
     x = F.relu(_wide(x)) if encoding is None else (_wide(x) + encoding).relu_()
-    return x.add_(EPS).mul_(inverse_scale)
+    return torch.addcmul(EPS * inverse_scale, x, inverse_scale)
 
 
 def _parts(*tensors: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
@@ -83,7 +83,7 @@ def _parts(*tensors: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
     batch, length, dims = tensors[0].shape
     step = length
     if tensors[0].device.type == 'cpu' and not is_traced():
-        step = min(max(ELEMENTS_AT_ONCE // (batch * dims), 1), length)
+        step = min(max(ELEMENTS_AT_ONCE * torch.get_num_threads() // (batch * dims), 1), length)
     if step == length:
         yield tensors
         return

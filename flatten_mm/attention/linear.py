@@ -1,13 +1,16 @@
 """Linear layers on the faster of the two matrix libraries that torch has on a CPU.
 
 In fp32 on x86 torch's own ``linear`` calls MKL, which on processors that are not Intel's uses
-half the width of their vector units; oneDNN, which torch also carries and uses for bf16 and under
-``torch.compile``, does not. Same products, same sums, about twice the speed there. Everywhere else
-(other dtypes, devices, autocast, tracing) this is ``torch.nn.functional.linear``.
+half the width of their vector units; oneDNN, which torch also carries and uses for bf16, does not.
+Same products, same sums, about twice the speed there. Inference under ``torch.compile`` calls it
+too, in bf16 also, where Inductor's own product first copies the bias to every row. Everywhere else
+(other dtypes and devices, eager autocast, compiled training, export) this is
+``torch.nn.functional.linear``.
 """
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +26,57 @@ def _has_onednn_linear() -> bool:
     return hasattr(torch.ops.mkldnn, '_linear_pointwise')
 
 
+def _has_bf16() -> bool:
+    supported = getattr(torch.ops.mkldnn, '_is_mkldnn_bf16_supported', None)
+    return supported is not None and supported()
+
+
 _HAS_ONEDNN_LINEAR = _has_onednn_linear()
+HAS_OPERATORS = _HAS_ONEDNN_LINEAR and hasattr(torch.compiler, 'is_exporting')  # torch >= 2.7
+if HAS_OPERATORS:
+    _OPERATORS = torch.library.Library('flatten_mm', 'DEF')
+    _OPERATOR_DTYPES = (torch.float32, torch.bfloat16) if _has_bf16() else (torch.float32,)
+
+
+def operator(schema: str, function: Callable[..., Tensor],
+             empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make ``function`` one node of compiled graphs, ``flatten_mm::NAME``, on a CPU.
+
+    Inductor itself takes oneDNN's products for frozen weights only, and does not go through a
+    graph in parts.
+
+    Args:
+        schema: ``NAME(Tensor x, ...) -> Tensor``.
+        function: computes it; called without autograd.
+        empty: makes a tensor like its result.
+    """
+    name = schema.partition('(')[0]
+    _OPERATORS.define(schema)
+    _OPERATORS.impl(name, function, 'CPU')
+    torch.library.register_fake(f'flatten_mm::{name}', empty, lib=_OPERATORS)
+    return getattr(torch.ops.flatten_mm, name)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias`` without autograd: (..., I), (O, I), (O,) -> (..., O)."""
-    if uses_onednn(x):
-        rows = _plain(x if x.ndim == 2 else x.flatten(0, -2))
-        out = torch.ops.mkldnn._linear_pointwise(rows, _plain(weight), bias, 'none', [], '')
-        # Not a view to autograd, which forbids to change the views a function returns in place.
-        return torch.ops.aten._unsafe_view(out, (*x.shape[:-1], weight.shape[0]))
-    return F.linear(x, weight, bias)
+    if in_compiled_inference(x):
+        return _product_operator(*as_autocast(x, weight, bias))
+    return _onednn_product(x, weight, bias) if uses_onednn(x) else F.linear(x, weight, bias)
+
+
+def _onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not x.numel():
+        return F.linear(x, weight, bias)
+    rows = _plain(x if x.ndim == 2 else x.flatten(0, -2))
+    out = torch.ops.mkldnn._linear_pointwise(rows, _plain(weight), bias, 'none', [], '')
+    # Not a view to autograd, which forbids to change the views a function returns in place.
+    return torch.ops.aten._unsafe_view(out, (*x.shape[:-1], weight.shape[0]))
+
+
+_product_operator = operator(
+    'product(Tensor x, Tensor weight, Tensor? bias) -> Tensor', _onednn_product,
+    lambda x, weight, bias: x.new_empty(*x.shape[:-1], weight.shape[0]),
+) if HAS_OPERATORS else None
 
 
 def _plain(matrix: Tensor) -> Tensor:
@@ -42,10 +85,33 @@ def _plain(matrix: Tensor) -> Tensor:
 
 
 def uses_onednn(x: Tensor) -> bool:
-    """True where :func:`product` takes oneDNN's product."""
+    """True where :func:`product` calls oneDNN itself: eager, fp32, on a CPU."""
     return (_HAS_ONEDNN_LINEAR and x.device.type == 'cpu' and x.dtype == torch.float32
-            and x.numel() > 0 and torch.backends.mkldnn.enabled and autocast_dtype('cpu') is None
-            and not is_traced())
+            and torch.backends.mkldnn.enabled and not is_traced()
+            and autocast_dtype('cpu') is None)
+
+
+def in_compiled_inference(x: Tensor) -> bool:
+    """True where an :func:`operator` may be a node of the graph being traced.
+
+    Not in an exported graph, which must run without this package.
+    """
+    return (HAS_OPERATORS and x.device.type == 'cpu' and is_traced()
+            and torch.backends.mkldnn.enabled and not torch.is_grad_enabled()
+            and (autocast_dtype('cpu') or x.dtype) in _OPERATOR_DTYPES
+            and not torch.jit.is_tracing() and not _is_exporting())
+
+
+@torch.compiler.assume_constant_result
+def _is_exporting() -> bool:
+    """Asked while Dynamo traces, which itself takes ``is_exporting()`` for true at all times."""
+    return torch.compiler.is_exporting()
+
+
+def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What autocast would make of the arguments of a product."""
+    dtype = autocast_dtype('cpu')
+    return tensors if dtype is None else tuple(t if t is None else t.to(dtype) for t in tensors)
 
 
 class _Linear(torch.autograd.Function):
@@ -77,16 +143,15 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 def heads_product(x: Tensor, matrices: Tensor) -> Tensor:
     """``x @ matrices`` without autograd: (B, h, N, d), (B, h, d, e) -> (B, h, N, e)."""
-    if x.shape[:2] == (1, 1) and uses_onednn(x):  # more heads do not lie dense in memory
+    # More heads do not lie dense in memory.
+    if x.shape[:2] == (1, 1) and (uses_onednn(x) or in_compiled_inference(x)):
         return product(x[0, 0], matrices[0, 0].t())[None, None]
     return x @ matrices
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``torch.nn.functional.linear`` on the faster library: (..., I) -> (..., O)."""
-    if not uses_onednn(x):
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
+    if uses_onednn(x) and torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)
     return product(x, weight, bias)
 

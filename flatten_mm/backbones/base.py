@@ -17,6 +17,7 @@ from ..attention.grid import Size, TableResizer
 from ..attention.precision import LayerNorm, add_branch, narrowed
 from ..attention.variants import VARIANTS
 from ..checkpoint import load_backbone
+from .feed_forward import add_in_parts, passes_in_parts
 
 FOCUSED, SOFTMAX = 'focused', 'softmax'
 ATTENTIONS = (FOCUSED, *VARIANTS, SOFTMAX)  # what ``attention`` of a backbone may be
@@ -49,6 +50,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         # Added in place to what the branch has made: one large tensor less to allocate.
         x = add_branch(self.drop_path(self.mix(narrowed(self.norm1(x)), hw)), x)
+        if passes_in_parts(self.mlp, x):
+            return add_in_parts(self.mlp, self.norm2, x)
         return add_branch(self.drop_path(self.mlp(narrowed(self.norm2(x)), hw)), x)
 
 

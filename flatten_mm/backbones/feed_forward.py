@@ -2,7 +2,7 @@
 
 The hidden layer is 4 to 8 times as wide as the tokens and the largest thing a block makes. Where
 gradients are needed autograd keeps it before the GELU only; where they are not, a share of the
-tokens at a time passes through, so that it stays in the cache.
+tokens at a time passes through (:func:`add_in_parts`), so that it stays in the cache.
 """
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention.grid import Size, depthwise_conv, is_traced
-from ..attention.linear import Linear, product, weight_gradient
+from ..attention.linear import (
+    HAS_OPERATORS,
+    Linear,
+    as_autocast,
+    in_compiled_inference,
+    operator,
+    product,
+    weight_gradient,
+)
+from ..attention.precision import narrowed
 
-HIDDEN_ELEMENTS_AT_ONCE = 2**19  # 2 MiB of fp32: about a core's cache
+HIDDEN_ELEMENTS_AT_ONCE = 2**19  # a thread: 2 MiB of fp32, about a core's cache
 
 
 class _GeluLinear(torch.autograd.Function):
@@ -47,7 +56,12 @@ def _parts(x: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
     x = x.reshape(-1, x.shape[-1])
     if x.device.type != 'cpu' or is_traced():
         return (x,)
-    return x.split(max(HIDDEN_ELEMENTS_AT_ONCE // hidden.shape[-1], 1))
+    return x.split(rows_at_once(hidden.shape[-1]))
+
+
+def rows_at_once(hidden_dims: int) -> int:
+    """Tokens that pass through a hidden layer of ``hidden_dims`` at once on a CPU."""
+    return max(HIDDEN_ELEMENTS_AT_ONCE * torch.get_num_threads() // hidden_dims, 1)
 
 
 def gelu_linear(x: Tensor, linear: nn.Linear) -> Tensor:
@@ -79,13 +93,44 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor, hw: Size | None = None) -> Tensor:
         if self.training and self.drop.p:
             return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
-        if torch.is_grad_enabled() or is_traced() or x.device.type != 'cpu':
-            return gelu_linear(self.fc1(x), self.fc2)
-        out = torch.empty_like(x)
-        rows = max(HIDDEN_ELEMENTS_AT_ONCE // self.fc1.out_features, 1)
-        for part, out_part in zip(x.flatten(0, 1).split(rows), out.flatten(0, 1).split(rows)):
-            out_part.copy_(gelu_linear(self.fc1(part), self.fc2))
-        return out
+        if in_compiled_inference(x):
+            return _mlp_operator(*as_autocast(x, self.fc1.weight, self.fc1.bias, self.fc2.weight,
+                                              self.fc2.bias))
+        return gelu_linear(self.fc1(x), self.fc2)
+
+
+def _mlp_in_parts(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor,
+                  bias2: Tensor) -> Tensor:
+    """:class:`Mlp` as one function without autograd: (B, N, C) -> (B, N, C)."""
+    out = torch.empty_like(x)
+    rows = rows_at_once(weight1.shape[0])
+    for part, out_part in zip(x.flatten(0, 1).split(rows), out.flatten(0, 1).split(rows)):
+        hidden = torch.ops.aten.gelu_(product(part, weight1, bias1))
+        out_part.copy_(product(hidden, weight2, bias2))
+    return out
+
+
+_mlp_operator = operator(
+    'mlp(Tensor x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2) -> Tensor',
+    _mlp_in_parts, lambda x, *weights: torch.empty_like(x),
+) if HAS_OPERATORS else None
+
+
+def passes_in_parts(mlp: nn.Module, x: Tensor) -> bool:
+    """True where :func:`add_in_parts` may stand for ``x + mlp(norm(x))``, and is cheaper."""
+    return (isinstance(mlp, Mlp) and not mlp.training and x.device.type == 'cpu'
+            and not torch.is_grad_enabled() and not is_traced())
+
+
+def add_in_parts(mlp: Mlp, norm: nn.Module, x: Tensor) -> Tensor:
+    """``x += mlp(norm(x))`` for (B, N, C), a share of the tokens at a time.
+
+    Nothing as large as x is made: large tensors are paged in by the kernel each time anew.
+    """
+    x = x.contiguous()
+    for part in x.view(-1, x.shape[-1]).split(rows_at_once(mlp.fc1.out_features)):
+        part.add_(mlp(narrowed(norm(part))))
+    return x
 
 
 class DepthwiseConv(nn.Module):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from flatten_mm.attention.linear import (
+    HAS_OPERATORS,
     Linear,
     heads_product,
     linear,
@@ -14,6 +15,7 @@ from flatten_mm.attention.linear import (
     uses_onednn,
     weight_gradient,
 )
+from flatten_mm.backbones.feed_forward import Mlp
 
 LAYOUTS = {
     'dense': lambda: torch.randn(2, 50, 24),
@@ -86,3 +88,53 @@ def test_parts_are_those_of_the_packed_product() -> None:
     for part, expected in zip(project(packed, x, 3), packed(x).chunk(3, -1)):
         torch.testing.assert_close(part, expected)
         assert part.is_contiguous()
+
+
+@pytest.fixture
+def graph() -> list[str]:
+    """Names of what a compiled or exported graph calls; filled by ``compiled``."""
+    return []
+
+
+def compiled(module: torch.nn.Module, graph: list[str]) -> torch.nn.Module:
+    def backend(gm: torch.fx.GraphModule, inputs: list) -> torch.fx.GraphModule:
+        graph.extend(str(node.target) for node in gm.graph.nodes)
+        return gm
+
+    return torch.compile(module, fullgraph=True, backend=backend, dynamic=True)
+
+
+@pytest.mark.skipif(not HAS_OPERATORS, reason='torch before 2.7, or no oneDNN')
+@pytest.mark.parametrize('make, name', [(lambda: Linear(24, 36), 'flatten_mm.product'),
+                                        (lambda: Mlp(24, 96), 'flatten_mm.mlp')])
+class TestOperators:
+
+    @pytest.mark.parametrize('autocast', [False, True])
+    def test_compiled_inference_calls_them(self, make, name, autocast, graph) -> None:
+        layer = make().eval()
+        call = compiled(layer, graph)
+        for length in (50, 70):
+            x = torch.randn(2, length, 24)
+            with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+                ours, theirs = call(x), layer(x)
+            assert ours.dtype == theirs.dtype
+            torch.testing.assert_close(ours, theirs)
+        assert any(name in target for target in graph)
+
+    def test_compiled_training_does_not(self, make, name, graph) -> None:
+        compiled(make(), graph)(torch.randn(2, 50, 24)).sum().backward()
+        assert graph
+        assert not any('flatten_mm' in target for target in graph)
+
+    @pytest.mark.parametrize('strict', [False, True])
+    def test_an_exported_graph_runs_without_them(self, make, name, strict) -> None:
+        with torch.no_grad():
+            program = torch.export.export(make().eval(), (torch.randn(2, 50, 24),), strict=strict)
+        targets = [str(node.target) for node in program.graph.nodes]
+        assert any('linear' in target for target in targets)
+        assert not any('flatten_mm' in target for target in targets)
+
+    def test_neither_does_a_traced_one(self, make, name) -> None:
+        with torch.no_grad():
+            traced = torch.jit.trace(make().eval(), torch.randn(2, 50, 24))
+        assert 'flatten_mm::' not in str(traced.inlined_graph)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from flatten_mm.backbones import feed_forward
-from flatten_mm.backbones.feed_forward import ConvMlp, Mlp
+from flatten_mm.backbones.feed_forward import ConvMlp, Mlp, add_in_parts, passes_in_parts
 
 
 @pytest.fixture(params=[2**19, 64])
@@ -40,6 +40,23 @@ def test_values_and_gradients(make, parts) -> None:
         torch.testing.assert_close(mlp(x, (3, 5)), theirs)
         torch.testing.assert_close(mlp.float()(x.float(), (3, 5)), theirs.float())
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize('layout', [lambda x: x, lambda x: x.transpose(0, 1)])
+def test_added_in_parts(layout, parts) -> None:
+    mlp, norm = Mlp(8, 32).eval(), torch.nn.LayerNorm(8)
+    x = layout(torch.randn(3, 5, 8))
+    with torch.no_grad():
+        assert passes_in_parts(mlp, x)
+        torch.testing.assert_close(add_in_parts(mlp, norm, x.clone()), x + mlp(norm(x)))
+
+
+def test_not_in_parts_where_more_is_asked_for() -> None:
+    x = torch.randn(3, 5, 8)
+    assert not passes_in_parts(Mlp(8, 32).eval(), x)  # gradients
+    with torch.no_grad():
+        assert not passes_in_parts(Mlp(8, 32).train(), x)
+        assert not passes_in_parts(ConvMlp(8, 32, 0., False).eval(), x)  # needs the whole map
 
 
 def test_dropout_still_drops() -> None:
