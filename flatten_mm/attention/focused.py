@@ -102,20 +102,24 @@ def _merge_heads(x: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, inverse_scale: Tensor, p: float, num_heads: int,
-            valid_keys: Tensor | None, encoding: Tensor | None = None
+            valid_keys: Tensor | None, encoding: Tensor | None = None, onto: Tensor | None = None
             ) -> tuple[Tensor, Tensor, Tensor]:
-    """Focused linear attention: output (B, N, C), [K^T V | mean k] and the normaliser (B, N, h)."""
+    """Focused linear attention: output (B, N, C), [K^T V | mean k] and the normaliser (B, N, h).
+
+    The output is added to ``onto`` in place, if given.
+    """
     kv = sum(_key_values(*part, inverse_scale, p, num_heads)
              for part in _parts(k, v, valid_keys, encoding))
     kv = kv / _count(k, valid_keys)
     if is_traced():  # a graph has no results that are written into a view
         mixed, gain = _mix(q, kv, inverse_scale, p)
         normaliser = mixed[..., -1] + EPS / gain
-        return (mixed[..., :-1] / normaliser.unsqueeze(-1)).flatten(2).to(v.dtype), kv, normaliser
-    out = torch.empty(q.shape, dtype=v.dtype, device=v.device)
+        out = (mixed[..., :-1] / normaliser.unsqueeze(-1)).flatten(2).to(v.dtype)
+        return out if onto is None else out + onto, kv, normaliser
+    out = torch.empty(q.shape, dtype=v.dtype, device=v.device) if onto is None else onto
     normaliser = torch.empty(*q.shape[:2], num_heads, dtype=kv.dtype, device=v.device)
     for part in _parts(q, out, normaliser):
-        _query(*part, kv, inverse_scale, p)
+        _query(*part, kv, inverse_scale, p, add=onto is not None)
     return out, kv, normaliser
 
 
@@ -132,12 +136,19 @@ def _key_values(k: Tensor, v: Tensor, valid_keys: Tensor | None, encoding: Tenso
 
 
 def _query(q: Tensor, out: Tensor, normaliser: Tensor, kv: Tensor, inverse_scale: Tensor,
-           p: float) -> None:
-    """What queries (B, N, C) make of [K^T V | mean k]: written into ``out`` and ``normaliser``."""
+           p: float, add: bool) -> None:
+    """What queries (B, N, C) make of [K^T V | mean k], written into ``normaliser`` and ``out``.
+
+    To ``out`` it is added with ``add``.
+    """
     mixed, gain = _mix(q, kv, inverse_scale, p)
     torch.add(mixed[..., -1], EPS / gain, out=normaliser)  # (B, N, h)
     # Straight into the layout of the heads side by side, in the dtype of v.
-    torch.div(mixed[..., :-1], normaliser.unsqueeze(-1), out=out.unflatten(2, (kv.shape[1], -1)))
+    out = out.unflatten(2, (kv.shape[1], -1))
+    if add:
+        out.addcdiv_(mixed[..., :-1], normaliser.unsqueeze(-1))
+    else:
+        torch.div(mixed[..., :-1], normaliser.unsqueeze(-1), out=out)
 
 
 def _mix(q: Tensor, kv: Tensor, inverse_scale: Tensor, p: float) -> tuple[Tensor, Tensor]:
@@ -243,7 +254,8 @@ def _focus_backward(d_powered: Tensor, d_gain: Tensor, focused: _Focused, p: flo
 
 def focused_linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, num_heads: int,
                              focusing_factor: float = 3, valid_keys: Tensor | None = None,
-                             encoding: Tensor | None = None) -> Tensor:
+                             encoding: Tensor | None = None, onto: Tensor | None = None
+                             ) -> Tensor:
     """Linear attention of focused queries and keys, in O(N) (equations 2 to 5 of the paper).
 
     ``phi(q) (phi(k)^T v / n) / (phi(q) . mean phi(k) + 1e-6)`` in each head, with
@@ -258,22 +270,30 @@ def focused_linear_attention(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, num
         focusing_factor: p.
         valid_keys: (B, M, 1) bool, False for tokens that are no keys; None: all are.
         encoding: (1, M, C), added to k.
+        onto: (B, N, C) in the dtype of v, added to the result; may be overwritten by it.
 
     Returns:
         (B, N, C), heads concatenated, in the dtype of v. Inside, at least fp32.
     """
     with torch.autocast(q.device.type, enabled=False):
         inverse_scale = _wide(scale).reciprocal()
-        inputs = (q, k, v, inverse_scale, encoding)
+        inputs = (q, k, v, inverse_scale, encoding, onto)
         if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad
                                                   for t in inputs):
             return _attend(q, k, v, inverse_scale, focusing_factor, num_heads, valid_keys,
-                           encoding)[0]
+                           encoding, onto)[0]
         q, k = finite_gradient(q), finite_gradient(k)
         if encoding is not None:
             k = finite_gradient(k + finite_gradient(encoding))
-        return _FocusedLinearAttention.apply(q, k, v, inverse_scale, focusing_factor, num_heads,
-                                             valid_keys)
+        out = _FocusedLinearAttention.apply(q, k, v, inverse_scale, focusing_factor, num_heads,
+                                            valid_keys)
+        return out if onto is None else add_in_place(out, onto)
+
+
+def add_in_place(out: Tensor, local: Tensor) -> Tensor:
+    """``out + local``, in place of ``out`` where that may be."""
+    # Traced, the result of an autograd function is a view, which may not be changed in place.
+    return out + local if is_traced() else out.add_(local)
 
 
 class RankRestoration(WholeMap):
@@ -287,21 +307,15 @@ class RankRestoration(WholeMap):
         return nn.Conv2d(head_dims, head_dims, kernel_size, padding=kernel_size // 2,
                          groups=head_dims)
 
-    def with_rank_restored(self, out: Tensor, v: Tensor, hw: Size) -> Tensor:
-        """``out`` (B, N, C) plus :meth:`restore_rank`, in place where that may be."""
-        if self.dwc is None:
-            return out
-        local = self.restore_rank(v, hw)
-        # Traced, the result of an autograd function is a view, which may not be changed in place.
-        return out + local if is_traced() else out.add_(local)
-
-    def restore_rank(self, v: Tensor, hw: Size) -> Tensor:
-        """Depthwise convolution of V on its grid (section 3.3.2 of the paper).
+    def restore_rank(self, v: Tensor, hw: Size) -> Tensor | None:
+        """Depthwise convolution of V on its grid (section 3.3.2 of the paper); None without.
 
         (B, M, C) -> (B, H * W, C). Where V has fewer tokens than the grid (spatial reduction) it
         is brought to H * W tokens by linear interpolation along the flattened token axis, as the
         released PVT models do.
         """
+        if self.dwc is None:
+            return None
         if hw[0] * hw[1] != v.shape[1]:
             v = F.interpolate(v.transpose(1, 2), size=hw[0] * hw[1], mode='linear').transpose(1, 2)
         weight = self.dwc.weight.repeat(self.num_heads, 1, 1, 1)
@@ -354,6 +368,6 @@ class FocusedAttention(RankRestoration, nn.Module):
         encoding = self.resize_encoding(self.positional_encoding, self.key_grid, key_hw)
         if valid_keys is not None:
             v = v * valid_keys
-        out = focused_linear_attention(q, k, v, F.softplus(_wide(self.scale)), self.num_heads,
-                                       self.focusing_factor, valid_keys, encoding)
-        return self.with_rank_restored(out, v, query_hw)
+        return focused_linear_attention(q, k, v, F.softplus(_wide(self.scale)), self.num_heads,
+                                        self.focusing_factor, valid_keys, encoding,
+                                        onto=self.restore_rank(v, query_hw))

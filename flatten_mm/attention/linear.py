@@ -98,7 +98,7 @@ def in_compiled_inference(x: Tensor) -> bool:
     """
     return (HAS_OPERATORS and x.device.type == 'cpu' and is_traced()
             and torch.backends.mkldnn.enabled and not torch.is_grad_enabled()
-            and (autocast_dtype('cpu') or x.dtype) in _OPERATOR_DTYPES
+            and _product_dtype(x) in _OPERATOR_DTYPES
             and not torch.jit.is_tracing() and not _is_exporting())
 
 
@@ -106,6 +106,10 @@ def in_compiled_inference(x: Tensor) -> bool:
 def _is_exporting() -> bool:
     """Asked while Dynamo traces, which itself takes ``is_exporting()`` for true at all times."""
     return torch.compiler.is_exporting()
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    return autocast_dtype('cpu') or x.dtype
 
 
 def as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -21,6 +21,7 @@ from .focused import (
     _merge_heads,
     _split_heads,
     _wide,
+    add_in_place,
     focused_linear_attention,
 )
 from .grid import Size
@@ -187,4 +188,5 @@ class VariantAttention(RankRestoration, nn.Module):
         if valid_keys is not None:
             v = v * valid_keys
         out = self.variant.attend(q, k, v, self.num_heads, valid_keys)
-        return self.with_rank_restored(out, v, query_hw)
+        local = self.restore_rank(v, query_hw)
+        return out if local is None else add_in_place(out, local)

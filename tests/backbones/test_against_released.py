@@ -8,7 +8,6 @@ from released import as_released
 from flatten_mm import FLattenPVT
 from flatten_mm.analysis.benchmark import saved_bytes
 
-
 SAVED = {'LLLL': 0.65, 'SSSS': 0.8}  # bytes for the backward pass, at most, of the released ones
 
 
