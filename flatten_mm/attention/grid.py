@@ -129,6 +129,9 @@ def conv_with_full_cell(conv: nn.Conv2d, x: Tensor) -> Tensor:
     short_w = max(conv.kernel_size[1] - sides * conv.padding[1] - x.shape[-1], 0)
     if short_h or short_w:
         x = F.pad(x, (0, short_w, 0, short_h))
+    if x.device.type == 'cpu' and not is_traced():
+        # An image is not; the result then is, and its tokens lie dense without another copy.
+        x = x.contiguous(memory_format=torch.channels_last)
     return conv(x)
 
 

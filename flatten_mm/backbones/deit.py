@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..attention.grid import Size, TableResizer
+from ..attention.grid import Size, TableResizer, conv_with_full_cell
 from ..attention.linear import Linear, project
 from ..attention.precision import LayerNorm
 from ..attention.softmax import SoftmaxAttention
@@ -52,7 +52,7 @@ class DeiTPatchEmbed(nn.Module):
         """(B, C, H, W) -> (B, ceil(H / p) * ceil(W / p), C') and its grid."""
         # As much as may be needed: the convolution drops cells that are not full.
         x = F.pad(x, (0, self.patch_size - 1, 0, self.patch_size - 1))
-        return to_tokens(self.proj(x))
+        return to_tokens(conv_with_full_cell(self.proj, x))
 
 
 @MODELS.register_module()

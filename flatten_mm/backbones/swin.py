@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..attention.focused import FocusedAttention
-from ..attention.grid import Size, TableResizer, Windows
+from ..attention.grid import Size, TableResizer, Windows, conv_with_full_cell
 from ..attention.linear import Linear, project
 from ..attention.precision import LayerNorm
 from ..attention.softmax import SoftmaxAttention
@@ -150,7 +150,7 @@ class SwinPatchEmbed(nn.Module):
         """(B, C, H, W) -> (B, h * w, C') and (h, w)."""
         # As much as may be needed: the convolution drops cells that are not full.
         x = F.pad(x, (0, self.PATCH - 1, 0, self.PATCH - 1))
-        x, hw = to_tokens(self.proj(x))
+        x, hw = to_tokens(conv_with_full_cell(self.proj, x))
         return self.norm(x), hw
 
 
