@@ -78,12 +78,17 @@ def _scaled_positive(x: Tensor, inverse_scale: Tensor, encoding: Tensor | None =
     return torch.addcmul(EPS * inverse_scale, x, inverse_scale)
 
 
+def tokens_at_once(dims: int) -> int:
+    """How many tokens (N, dims) pass at once on a CPU."""
+    return max(ELEMENTS_AT_ONCE * torch.get_num_threads() // dims, 1)
+
+
 def _parts(*tensors: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
     """(., N, C) tensors, cut along N into the tokens that pass at once; None stays None."""
     batch, length, dims = tensors[0].shape
     step = length
     if tensors[0].device.type == 'cpu' and not is_traced():
-        step = min(max(ELEMENTS_AT_ONCE * torch.get_num_threads() // (batch * dims), 1), length)
+        step = min(tokens_at_once(batch * dims), length)
     if step == length:
         yield tensors
         return
@@ -135,14 +140,14 @@ def _key_values(k: Tensor, v: Tensor, valid_keys: Tensor | None, encoding: Tenso
     return torch.cat((kv, keys.sum(dim=-2).unsqueeze(-1)), dim=-1)
 
 
-def _query(q: Tensor, out: Tensor, normaliser: Tensor, kv: Tensor, inverse_scale: Tensor,
+def _query(q: Tensor, out: Tensor, normaliser: Tensor | None, kv: Tensor, inverse_scale: Tensor,
            p: float, add: bool) -> None:
     """What queries (B, N, C) make of [K^T V | mean k], written into ``normaliser`` and ``out``.
 
-    To ``out`` it is added with ``add``.
+    To ``out`` it is added with ``add``; a ``normaliser`` of None is not wanted.
     """
     mixed, gain = _mix(q, kv, inverse_scale, p)
-    torch.add(mixed[..., -1], EPS / gain, out=normaliser)  # (B, N, h)
+    normaliser = torch.add(mixed[..., -1], EPS / gain, out=normaliser)  # (B, N, h)
     # Straight into the layout of the heads side by side, in the dtype of v.
     out = out.unflatten(2, (kv.shape[1], -1))
     if add:
@@ -352,6 +357,14 @@ class FocusedAttention(RankRestoration, nn.Module):
         self.dwc = (self.build_dwc(embed_dims, num_heads, kernel_size) if rank_restoration
                     else None)
         self.resize_encoding = TableResizer('bicubic')
+
+    def has_own_keys(self, hw: Size) -> bool:
+        """True where all tokens of a map are the keys of all: no windows, no reduction.
+
+        A subclass that says so has ``queries(x)`` -> q and ``keys_values(x)`` -> k, v, all
+        (B, N, C), and ``proj``, and :mod:`.streaming` may compute it.
+        """
+        return False
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, query_hw: Size, key_hw: Size,
                valid_keys: Tensor | None = None) -> Tensor:

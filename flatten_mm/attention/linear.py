@@ -34,7 +34,7 @@ def _has_bf16() -> bool:
 _HAS_ONEDNN_LINEAR = _has_onednn_linear()
 HAS_OPERATORS = _HAS_ONEDNN_LINEAR and hasattr(torch.compiler, 'is_exporting')  # torch >= 2.7
 if HAS_OPERATORS:
-    _OPERATORS = torch.library.Library('flatten_mm', 'DEF')
+    _OPERATORS = torch.library.Library('flatten_mm', 'FRAGMENT')
     _OPERATOR_DTYPES = (torch.float32, torch.bfloat16) if _has_bf16() else (torch.float32,)
 
 
@@ -51,9 +51,10 @@ def operator(schema: str, function: Callable[..., Tensor],
         empty: makes a tensor like its result.
     """
     name = schema.partition('(')[0]
-    _OPERATORS.define(schema)
-    _OPERATORS.impl(name, function, 'CPU')
-    torch.library.register_fake(f'flatten_mm::{name}', empty, lib=_OPERATORS)
+    if not hasattr(torch.ops.flatten_mm, name):  # this module may be loaded again
+        _OPERATORS.define(schema)
+        _OPERATORS.impl(name, function, 'CPU')
+        torch.library.register_fake(f'flatten_mm::{name}', empty, lib=_OPERATORS)
     return getattr(torch.ops.flatten_mm, name)
 
 
@@ -167,11 +168,14 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def project(packed: nn.Linear, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+def project(packed: nn.Linear, x: Tensor, parts: int, chosen: slice | None = None
+            ) -> tuple[Tensor, ...]:
     """A packed projection as ``parts`` tensors of their own: (B, N, C) -> (B, N, C') each.
 
     The chunks of one product would keep its whole result alive in the backward pass, and be
-    copied by whoever needs them dense.
+    copied by whoever needs them dense. ``chosen`` says which of the parts; None: all.
     """
+    chosen = chosen or slice(None)
     biases = [None] * parts if packed.bias is None else packed.bias.chunk(parts)
-    return tuple(linear(x, w, b) for w, b in zip(packed.weight.chunk(parts), biases))
+    return tuple(linear(x, weight, bias) for weight, bias
+                 in zip(packed.weight.chunk(parts)[chosen], biases[chosen]))

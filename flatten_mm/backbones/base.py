@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..attention.grid import Size, TableResizer
 from ..attention.precision import LayerNorm, add_branch, narrowed
+from ..attention.streaming import add_streamed, is_streamed
 from ..attention.variants import VARIANTS
 from ..checkpoint import load_backbone
 from .feed_forward import add_in_parts, passes_in_parts
@@ -49,8 +50,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         # Added in place to what the branch has made: one large tensor less to allocate.
-        x = add_branch(self.drop_path(self.mix(narrowed(self.norm1(x)), hw)), x)
-        if passes_in_parts(self.mlp, x):
+        if is_streamed(self.attn, self.norm1, x, hw):
+            x = add_streamed(self.attn, self.norm1, x, hw)
+        else:
+            x = add_branch(self.drop_path(self.mix(narrowed(self.norm1(x)), hw)), x)
+        if passes_in_parts(self.mlp, self.norm2, x):
             return add_in_parts(self.mlp, self.norm2, x)
         return add_branch(self.drop_path(self.mlp(narrowed(self.norm2(x)), hw)), x)
 

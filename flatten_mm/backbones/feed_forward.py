@@ -21,6 +21,7 @@ from ..attention.linear import (
     weight_gradient,
 )
 from ..attention.precision import narrowed
+from ..attention.streaming import runs_in_parts
 
 HIDDEN_ELEMENTS_AT_ONCE = 2**19  # a thread: 2 MiB of fp32, about a core's cache
 
@@ -116,10 +117,9 @@ _mlp_operator = operator(
 ) if HAS_OPERATORS else None
 
 
-def passes_in_parts(mlp: nn.Module, x: Tensor) -> bool:
+def passes_in_parts(mlp: nn.Module, norm: nn.Module, x: Tensor) -> bool:
     """True where :func:`add_in_parts` may stand for ``x + mlp(norm(x))``, and is cheaper."""
-    return (isinstance(mlp, Mlp) and not mlp.training and x.device.type == 'cpu'
-            and not torch.is_grad_enabled() and not is_traced())
+    return isinstance(mlp, Mlp) and runs_in_parts(x, norm, mlp)
 
 
 def add_in_parts(mlp: Mlp, norm: nn.Module, x: Tensor) -> Tensor:

@@ -54,11 +54,19 @@ class SpatialReduction:
         x = self.norm(x)
         return (self.act(x) if self.pooled else x), hw
 
+    def queries(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> q (B, N, C)."""
+        return self.q(x)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, C) -> k, v (B, M, C)."""
+        return project(self.kv, x, 2)
+
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
-        q = self.q(x)
+        q = self.queries(x)
         source, key_hw = self.reduce(x, hw)
-        k, v = project(self.kv, source, 2)
+        k, v = self.keys_values(source)
         return self.proj_drop(self.proj(self.attend(q, k, v, hw, key_hw)))
 
 
@@ -70,6 +78,9 @@ class LinearReduction(SpatialReduction):
         key_grid = POOLED_HW if linear else tuple(max(s // sr_ratio, 1) for s in map_hw)
         super().__init__(embed_dims, num_heads, key_grid, **core_cfg)
         self.build_projections(embed_dims, sr_ratio, linear, qkv_bias, drop_rate)
+
+    def has_own_keys(self, hw: Size) -> bool:
+        return self.sr is None
 
 
 class FocusedReducedAttention(LinearReduction, FocusedAttention):

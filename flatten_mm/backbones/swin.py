@@ -57,6 +57,17 @@ class LinearWindows:
         window_hw = map_hw if self.is_global else self.window_hw
         return Windows.over(map_hw, window_hw, self.shifted).uncropped()
 
+    def has_own_keys(self, hw: Size) -> bool:
+        return self.windows(hw).is_whole
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> q (B, N, C)."""
+        return project(self.qkv, x, 3, slice(1))[0]
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, N, C) -> k, v (B, N, C)."""
+        return project(self.qkv, x, 3, slice(1, 3))
+
     def forward(self, x: Tensor, hw: Size) -> Tensor:
         """(B, H * W, C) -> (B, H * W, C)."""
         windows = self.windows(hw)

@@ -44,19 +44,19 @@ def test_values_and_gradients(make, parts) -> None:
 
 @pytest.mark.parametrize('layout', [lambda x: x, lambda x: x.transpose(0, 1)])
 def test_added_in_parts(layout, parts) -> None:
-    mlp, norm = Mlp(8, 32).eval(), torch.nn.LayerNorm(8)
+    mlp, norm = Mlp(8, 32).eval(), torch.nn.LayerNorm(8).eval()
     x = layout(torch.randn(3, 5, 8))
     with torch.no_grad():
-        assert passes_in_parts(mlp, x)
+        assert passes_in_parts(mlp, norm, x)
         torch.testing.assert_close(add_in_parts(mlp, norm, x.clone()), x + mlp(norm(x)))
 
 
 def test_not_in_parts_where_more_is_asked_for() -> None:
-    x = torch.randn(3, 5, 8)
-    assert not passes_in_parts(Mlp(8, 32).eval(), x)  # gradients
+    x, norm = torch.randn(3, 5, 8), torch.nn.LayerNorm(8).eval()
+    assert not passes_in_parts(Mlp(8, 32).eval(), norm, x)  # gradients
     with torch.no_grad():
-        assert not passes_in_parts(Mlp(8, 32).train(), x)
-        assert not passes_in_parts(ConvMlp(8, 32, 0., False).eval(), x)  # needs the whole map
+        assert not passes_in_parts(Mlp(8, 32).train(), norm, x)
+        assert not passes_in_parts(ConvMlp(8, 32, 0., False).eval(), norm, x)  # needs the whole map
 
 
 def test_dropout_still_drops() -> None:
