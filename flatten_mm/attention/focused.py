@@ -75,7 +75,7 @@ def _wide(x: Tensor) -> Tensor:
 def _scaled_positive(x: Tensor, inverse_scale: Tensor, encoding: Tensor | None = None) -> Tensor:
     """(relu(x + encoding) + 1e-6) / scale in a new tensor of at least fp32."""
     x = F.relu(_wide(x)) if encoding is None else (_wide(x) + encoding).relu_()
-    return torch.addcmul(EPS * inverse_scale, x, inverse_scale)
+    return torch.addcmul(EPS * inverse_scale, x, inverse_scale, out=None if is_traced() else x)
 
 
 def tokens_at_once(dims: int) -> int:
