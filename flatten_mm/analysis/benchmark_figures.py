@@ -100,7 +100,10 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _cycle(count: int) -> list[dict]:
-    return [_STYLES[i % len(_STYLES)] for i in range(count)]
+    """``count`` styles, all different: each round pairs the lines with the colours otherwise."""
+    rounds = len(_STYLES)
+    return [dict(_STYLES[i % rounds], color=_STYLES[(i + i // rounds) % rounds]['color'])
+            for i in range(count)]
 
 
 def _draw(axis: Axes, name: str, points: Sequence[tuple[int, float | None]], style: dict) -> None:

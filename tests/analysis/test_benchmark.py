@@ -16,6 +16,7 @@ from torch import nn
 
 from flatten_mm.analysis import benchmark as bench
 from flatten_mm.analysis import benchmark_models
+from flatten_mm.analysis.benchmark_figures import _cycle
 from flatten_mm.analysis.benchmark_models import build, paper_accuracies, parse_spec
 from flatten_mm.engine import UserError
 
@@ -211,3 +212,8 @@ def test_released_outside_the_repository(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark_models, 'REPOSITORY', tmp_path)
     with pytest.raises(UserError, match='released: needs .*released.py.*from a checkout'):
         build(parse_spec(RELEASED))
+
+
+def test_lines_of_a_picture_all_differ() -> None:
+    styles = [tuple(map(str, style.values())) for style in _cycle(20)]
+    assert len(set(styles)) == 20
