@@ -13,7 +13,7 @@ from mmengine.model import BaseModule
 from mmengine.utils import to_2tuple
 from torch import Tensor
 
-from ..attention.grid import Size, TableResizer
+from ..attention.grid import Size, TableResizer, is_traced
 from ..attention.precision import LayerNorm, add_branch, narrowed
 from ..attention.streaming import add_streamed, is_streamed
 from ..attention.variants import VARIANTS
@@ -193,6 +193,22 @@ class FLattenBackbone(BaseModule):
         return [flat[s:s + d] for s, d in zip(starts, self.depths)]
 
     # ---- running
+
+    def check_images(self, x: Tensor) -> None:
+        """Raise ValueError unless ``x`` is a batch of images: float (B, in_channels, H, W)."""
+        expected = f'expected floating point images (B, {self.in_channels}, H, W)'
+        if x.ndim != 4:
+            raise ValueError(f'{self.FAMILY}: input of shape {tuple(x.shape)}; {expected}'
+                             + (', so x[None] for one image' if x.ndim == 3 else ''))
+        if x.shape[1] != self.in_channels:
+            raise ValueError(f'{self.FAMILY}: input of shape {tuple(x.shape)} with {x.shape[1]} '
+                             f'channels; {expected}, or set in_channels={x.shape[1]}')
+        if not x.is_floating_point():
+            raise ValueError(f'{self.FAMILY}: input of {x.dtype}; {expected}, normalised as by '
+                             'the data_preprocessor of a config')
+        if not is_traced() and 0 in x.shape[2:]:
+            raise ValueError(f'{self.FAMILY}: input of shape {tuple(x.shape)} has no pixels; '
+                             f'{expected}')
 
     def run_block(self, block: nn.Module, x: Tensor, hw: Size) -> Tensor:
         """One block on (B, H * W, C) tokens, recomputed in the backward pass with ``with_cp``."""

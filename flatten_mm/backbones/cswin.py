@@ -266,6 +266,7 @@ class FLattenCSwin(FLattenBackbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, in_channels, H, W) -> a (B, C_i, H_i, W_i) for each of ``out_indices``."""
+        self.check_images(x)
         x, hw = self.stage1_conv_embed(x)
         outs = []
         for i in range(self.num_stages):

@@ -149,6 +149,7 @@ class FLattenDeiT(FLattenBackbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, in_channels, H, W) -> a (B, C, H_i, W_i) for each of ``out_indices``."""
+        self.check_images(x)
         x, hw = self.patch_embed(x)
         x = self.pos_drop(x + self.resize_pos_embed(self.pos_embed, self.pos_grid, hw))
         outs = []

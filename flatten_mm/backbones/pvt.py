@@ -187,6 +187,7 @@ class PVTPyramid(FLattenBackbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, in_channels, H, W) -> a (B, C_i, H_i, W_i) for each of ``out_indices``."""
+        self.check_images(x)
         outs = []
         for i in range(self.num_stages):
             x, hw = getattr(self, f'patch_embed{i + 1}')(x)

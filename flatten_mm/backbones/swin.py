@@ -293,6 +293,7 @@ class FLattenSwin(FLattenBackbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, in_channels, H, W) -> a (B, C_i, H_i, W_i) for each of ``out_indices``."""
+        self.check_images(x)
         x, hw = self.patch_embed(x)
         if self.absolute_pos_embed is not None:
             x = x + self.resize_pos_embed(self.absolute_pos_embed, self.pos_grid, hw)

@@ -10,6 +10,8 @@ from mmengine.registry import MODELS
 from torch import nn
 
 import flatten_mm  # noqa: F401  (registers)
+from flatten_mm.attention import focused
+from flatten_mm.backbones import feed_forward
 
 PYRAMID = dict(embed_dims=[8, 16, 20, 32], num_heads=[1, 2, 5, 8], mlp_ratios=[2, 2, 2, 2],
                depths=[1, 2, 2, 1])
@@ -78,6 +80,29 @@ def test_any_size(name, size) -> None:
         (2, c, *hw) for c, hw in zip(dims, expected_grids(name, *size))]
     sum(out.square().mean() for out in outs).backward()
     assert all(out.isfinite().all() and out.is_contiguous() for out in outs)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_share_of_tokens_at_once_does_not_matter(name, monkeypatch) -> None:
+    model, x = build(name).eval(), torch.randn(2, 3, 72, 40)
+    with torch.no_grad():
+        whole = model(x)
+        monkeypatch.setattr(focused, 'ELEMENTS_AT_ONCE', 50)
+        monkeypatch.setattr(feed_forward, 'HIDDEN_ELEMENTS_AT_ONCE', 50)
+        for ours, theirs in zip(model(x), whole):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['FLattenPVT', 'FLattenPVTv2', 'FLattenSwin', 'FLattenCSwin',
+                                  'FLattenDeiT'])
+@pytest.mark.parametrize('x, message', [
+    (torch.randn(3, 64, 64), r'\(3, 64, 64\).*x\[None\] for one image'),
+    (torch.randn(1, 4, 64, 64), '4 channels.*set in_channels=4'),
+    (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), 'torch.uint8.*data_preprocessor'),
+    (torch.randn(1, 3, 0, 64), 'no pixels')])
+def test_wrong_input_is_named(name, x, message) -> None:
+    with pytest.raises(ValueError, match=f'{name}: input of .*{message}'):
+        build(name)(x)
 
 
 @pytest.mark.parametrize('name', NAMES)
