@@ -80,7 +80,7 @@ def _scaled_positive(x: Tensor, inverse_scale: Tensor, encoding: Tensor | None =
 
 def tokens_at_once(dims: int) -> int:
     """How many tokens (N, dims) pass at once on a CPU."""
-    return max(ELEMENTS_AT_ONCE * torch.get_num_threads() // dims, 1)
+    return max(ELEMENTS_AT_ONCE * torch.get_num_threads() // max(dims, 1), 1)
 
 
 def _parts(*tensors: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
@@ -150,8 +150,10 @@ def _query(q: Tensor, out: Tensor, normaliser: Tensor | None, kv: Tensor, invers
     normaliser = torch.add(mixed[..., -1], EPS / gain, out=normaliser)  # (B, N, h)
     # Straight into the layout of the heads side by side, in the dtype of v.
     out = out.unflatten(2, (kv.shape[1], -1))
-    if add:
+    if add and out.dtype == mixed.dtype:
         out.addcdiv_(mixed[..., :-1], normaliser.unsqueeze(-1))
+    elif add:  # addcdiv_ of two dtypes is wrong or an error before torch 2.2
+        out.add_(mixed[..., :-1] / normaliser.unsqueeze(-1))
     else:
         torch.div(mixed[..., :-1], normaliser.unsqueeze(-1), out=out)
 

@@ -141,6 +141,9 @@ class FLattenBackbone(BaseModule):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.pretrain_hw: Size = to_2tuple(pretrain_img_size)
+        if min(self.pretrain_hw) < 1:
+            raise ValueError(f'{self.FAMILY}: pretrain_img_size={pretrain_img_size}; expected '
+                             'sides of at least 1')
         # Of the core of a linear block, beside what the family gives it.
         self.linear_cfg: dict[str, Any] = dict(kernel_size=kernel_size,
                                                rank_restoration=rank_restoration)
@@ -196,6 +199,9 @@ class FLattenBackbone(BaseModule):
 
     def check_images(self, x: Tensor) -> None:
         """Raise ValueError unless ``x`` is a batch of images: float (B, in_channels, H, W)."""
+        if not isinstance(x, Tensor):
+            raise ValueError(f'{self.FAMILY}: input of type {type(x).__name__}; expected a tensor '
+                             f'(B, {self.in_channels}, H, W)')
         expected = f'expected floating point images (B, {self.in_channels}, H, W)'
         if x.ndim != 4:
             raise ValueError(f'{self.FAMILY}: input of shape {tuple(x.shape)}; {expected}'
@@ -206,9 +212,9 @@ class FLattenBackbone(BaseModule):
         if not x.is_floating_point():
             raise ValueError(f'{self.FAMILY}: input of {x.dtype}; {expected}, normalised as by '
                              'the data_preprocessor of a config')
-        if not is_traced() and 0 in x.shape[2:]:
-            raise ValueError(f'{self.FAMILY}: input of shape {tuple(x.shape)} has no pixels; '
-                             f'{expected}')
+        if not is_traced() and 0 in x.shape:
+            raise ValueError(f'{self.FAMILY}: input of shape {tuple(x.shape)} is empty; '
+                             f'{expected} with something in it')
 
     def run_block(self, block: nn.Module, x: Tensor, hw: Size) -> Tensor:
         """One block on (B, H * W, C) tokens, recomputed in the backward pass with ``with_cp``."""
@@ -296,7 +302,10 @@ def to_map(x: Tensor, hw: Size) -> Tensor:
 
 def to_tokens(x: Tensor) -> tuple[Tensor, Size]:
     """(B, C, H, W) -> (B, H * W, C) and (H, W)."""
-    return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
+    hw = x.shape[2], x.shape[3]
+    if torch.jit.is_tracing():  # which makes tensors of sides, though its graph is of one size
+        hw = int(hw[0]), int(hw[1])
+    return x.flatten(2).transpose(1, 2), hw
 
 
 def parse_attn_type(family: str, attn_type: str, depths: Sequence[int],
@@ -306,6 +315,9 @@ def parse_attn_type(family: str, attn_type: str, depths: Sequence[int],
     Raises:
         ValueError: wrong length, unknown letter, or an M without its number.
     """
+    if not isinstance(attn_type, str):
+        raise ValueError(f'{family}: attn_type={attn_type!r}; expected a letter a stage, such as '
+                         f'{"L" * len(depths)!r}')
     letters, number = attn_type[:len(depths)], attn_type[len(depths):]
     if len(letters) != len(depths) or set(letters) - set('LSM') or (number and not
                                                                    number.isdecimal()):

@@ -143,8 +143,8 @@ class PatchMerging(nn.Module):
         x = F.pad(x.unflatten(1, hw), (0, 0, 0, 1, 0, 1))  # of use where a side is odd
         # Released order of the four pixels: (row, column) = (0,0), (1,0), (0,1), (1,1).
         x = torch.cat([x[:, r:H + r:2, c:W + c:2] for c in (0, 1) for r in (0, 1)], dim=-1)
-        hw = (x.shape[1], x.shape[2])
-        return self.reduction(self.norm(x.flatten(1, 2))), hw
+        x, hw = to_tokens(x.permute(0, 3, 1, 2))
+        return self.reduction(self.norm(x)), hw
 
 
 class SwinPatchEmbed(nn.Module):

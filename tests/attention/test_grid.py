@@ -3,11 +3,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
 
 import pytest
 import torch
 
-from flatten_mm.attention.grid import TableResizer, Windows, resize_grid_table
+from flatten_mm.attention.grid import (
+    TableResizer,
+    Windows,
+    conv_with_full_cell,
+    resize_grid_table,
+)
 
 SIZES = [(14, 14), (7, 7), (3, 20), (20, 3), (8, 15), (1, 1), (9, 7)]
 
@@ -115,6 +122,34 @@ class TestTableResizer:
         assert after is not before
         assert torch.equal(after, resize_grid_table(self.table.detach(), (3, 4), (5, 6)))
 
+    def test_a_write_that_leaves_no_trace_is_seen(self) -> None:
+        before = self.resized()
+        self.table.data.mul_(2)
+        torch.testing.assert_close(self.resized(), 2 * before)
+
+    def test_threads_get_the_size_they_asked_for(self) -> None:
+        grids, wrong = ((4, 8), (8, 4), (5, 5)), []
+        expected = {hw: resize_grid_table(self.table.detach(), (3, 4), hw) for hw in grids}
+
+        def ask(hw: tuple[int, int]) -> None:
+            for _ in range(300):
+                with torch.no_grad():
+                    result = self.resize(self.table, (3, 4), hw)
+                if not torch.equal(result, expected[hw]):
+                    wrong.append(hw)
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=ask, args=(hw,)) for hw in grids]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert not wrong
+
     def test_inference_mode_result_is_not_used_for_training(self) -> None:
         with torch.inference_mode():
             self.resize(self.table, (3, 4), (5, 6))
@@ -123,4 +158,20 @@ class TestTableResizer:
     def test_copies_start_empty(self) -> None:
         self.resized()
         for twin in (copy.deepcopy(self.resize), pickle.loads(pickle.dumps(self.resize))):
-            assert twin._resized is None and twin.mode == 'bicubic'
+            assert twin._remembered is None and twin.mode == 'bicubic'
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('kernel', [2, 4, 8])
+@pytest.mark.parametrize('cells', [(1, 1), (3, 1), (1, 3), (2, 2)])
+def test_convolution_of_a_narrow_map(cells, kernel, dtype) -> None:
+    """Torch 2.9 makes nonsense of bf16 channels-last maps where one column comes out."""
+    conv = torch.nn.Conv2d(16, 8, kernel, kernel).to(dtype)
+    tokens = torch.randn(2, cells[0] * cells[1] * kernel**2, 16).to(dtype)
+    x = tokens.transpose(1, 2).unflatten(2, (cells[0] * kernel, cells[1] * kernel))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        with torch.no_grad():
+            ours = conv_with_full_cell(conv, x.contiguous(memory_format=layout))
+        theirs = torch.nn.functional.conv2d(x.double(), conv.weight.double(), conv.bias.double(),
+                                            stride=kernel)
+        assert (ours - theirs).norm() < (1e-5 if dtype == torch.float32 else 2e-2) * theirs.norm()

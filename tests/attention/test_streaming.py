@@ -48,7 +48,9 @@ def test_is_the_attention(make, dtype) -> None:
     with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, enabled=dtype == 'autocast'):
         assert is_streamed(attention, norm, x, HW)
         expected = x + attention(norm(x), HW)
+        before = x.clone()
         streamed = add_streamed(attention, norm, x, HW)
+    assert torch.equal(x, before)
     assert streamed.dtype == expected.dtype
     loose = dict(rtol=2e-2, atol=2e-2) if dtype in (torch.bfloat16, 'autocast') else {}
     torch.testing.assert_close(streamed, expected, **loose)
@@ -83,8 +85,24 @@ def test_not_where_somebody_looks_or_trains() -> None:
         attention.attend = attention.attend  # as flatten_mm.analysis.observe does
         assert not is_streamed(attention, norm, x, HW)
         del attention.attend
+        attention.forward = attention.forward  # as wrappers do
+        assert not is_streamed(attention, norm, x, HW)
+        del attention.forward
+        hook = nn.modules.module.register_module_forward_hook(lambda *call: None)
+        assert not is_streamed(attention, norm, x, HW)
+        hook.remove()
         assert not is_streamed(attention.train(), norm, x, HW)
         assert is_streamed(attention.eval(), norm, x, HW)
+
+
+def test_not_for_a_forward_of_its_own() -> None:
+    class Own(FocusedReducedAttention):
+        def forward(self, x: torch.Tensor, hw: tuple[int, int]) -> torch.Tensor:
+            return torch.zeros_like(x)
+
+    attention, norm = ready(Own(DIMS, HEADS, (3, 4), 1, False, True, 0.))
+    with torch.no_grad():
+        assert not is_streamed(attention, norm, torch.randn(1, 35, DIMS), HW)
 
 
 def test_not_for_a_small_map() -> None:

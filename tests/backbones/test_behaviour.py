@@ -12,6 +12,7 @@ from torch import nn
 import flatten_mm  # noqa: F401  (registers)
 from flatten_mm.attention import focused
 from flatten_mm.backbones import feed_forward
+from flatten_mm.backbones.base import Block
 
 PYRAMID = dict(embed_dims=[8, 16, 20, 32], num_heads=[1, 2, 5, 8], mlp_ratios=[2, 2, 2, 2],
                depths=[1, 2, 2, 1])
@@ -99,10 +100,41 @@ def test_share_of_tokens_at_once_does_not_matter(name, monkeypatch) -> None:
     (torch.randn(3, 64, 64), r'\(3, 64, 64\).*x\[None\] for one image'),
     (torch.randn(1, 4, 64, 64), '4 channels.*set in_channels=4'),
     (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), 'torch.uint8.*data_preprocessor'),
-    (torch.randn(1, 3, 0, 64), 'no pixels')])
+    (torch.randn(1, 3, 0, 64), 'is empty'), (torch.randn(0, 3, 64, 64), 'is empty'),
+    ([torch.randn(3, 64, 64)], 'type list.*a tensor')])
 def test_wrong_input_is_named(name, x, message) -> None:
     with pytest.raises(ValueError, match=f'{name}: input of .*{message}'):
         build(name)(x)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_what_a_hook_has_seen_is_not_overwritten(name, monkeypatch) -> None:
+    monkeypatch.setattr(focused, 'ELEMENTS_AT_ONCE', 50)
+    monkeypatch.setattr(feed_forward, 'HIDDEN_ELEMENTS_AT_ONCE', 50)
+    model, kept = build(name).eval(), []
+
+    def keep(module: nn.Module, args: tuple, result) -> None:
+        kept.extend((t, t.clone()) for t in (*args, result) if isinstance(t, torch.Tensor))
+
+    for module in model.modules():
+        if isinstance(module, (Block, nn.Conv2d)) or 'embed' in type(module).__name__.lower():
+            module.register_forward_hook(keep)
+    image = torch.randn(2, 3, 72, 40)
+    with torch.no_grad():
+        model(image)
+    assert len(kept) > 10
+    for tensor, at_the_time in kept:
+        assert torch.equal(tensor, at_the_time)
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.parametrize('name', NAMES)
+def test_can_be_traced(name) -> None:
+    model, x = build(name).eval(), torch.randn(1, 3, 72, 40)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, x, check_trace=False)
+        for ours, theirs in zip(traced(x), model(x)):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -74,7 +74,8 @@ train_cfg = dict(max_iters=max_iters, val_interval=val_interval)
 warm_up = min(1000, max(1, max_iters // 10))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, by_epoch=False, begin=0, end=warm_up),
-    dict(type='CosineAnnealingLR', eta_min=0., by_epoch=False, begin=warm_up, end=max_iters),
+    dict(type='CosineAnnealingLR', eta_min=0., by_epoch=False, begin=warm_up,
+         end=max(max_iters, warm_up + 1)),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=4)
 default_hooks = dict(
