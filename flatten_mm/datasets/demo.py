@@ -6,7 +6,7 @@ segmentation (COCO JSON) and semantic segmentation (PNG label maps)::
     root/
       demo_dataset.json            what made this folder; its "complete" turns true last
       images/{train,val}/*.png     RGB, sides 96..160
-      labels/{train,val}/*.png     uint8, 0 = background, i + 1 = DEMO_CLASSES[i]
+      annotations/{train,val}/*.png  uint8, 0 = background, i + 1 = DEMO_CLASSES[i]
       annotations/{train,val}.json COCO instances, masks as uncompressed RLE
 
 Every pixel follows from raw 64-bit words of numpy's PCG64 (whose stream numpy guarantees, unlike

@@ -37,6 +37,7 @@ TOLERANCE = 1e-4  # of results, relative to the largest of them
 MIN_SIDE = 64  # two cells of the last map, whose single cell torch would make a case of its own
 MAX_SIDE = 16384  # torch wants the number of tokens below 2^31
 OLDEST_TORCH = '2.9'
+MIN_OPSET = 18  # older ones torch.onnx raises to it without a word
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 
 Size = tuple[int, int]
@@ -285,6 +286,10 @@ def export_onnx(model: ExportableModel, path: str | os.PathLike, shape: Size = (
             from the model's by more than ``TOLERANCE``; no file is left then.
     """
     onnx, runtime = _packages()
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not MIN_OPSET <= opset <= newest:
+        raise UserError(f'opset {opset}: expected {MIN_OPSET} (the oldest torch.onnx writes) to '
+                        f'{newest} (the newest of onnx {onnx.__version__})')
     path = Path(path)
     metadata = dict(metadata or {}, traced_size=f'{shape[0]}x{shape[1]}',
                     dynamic='batch' if fixed_size else 'batch, height, width')
@@ -296,6 +301,10 @@ def export_onnx(model: ExportableModel, path: str | os.PathLike, shape: Size = (
         proto = torch.onnx.export(program, input_names=['image'], output_names=names, dynamo=True,
                                   opset_version=opset, optimize=not fixed_size,
                                   verbose=False).model_proto
+    version = max(item.version for item in proto.opset_import if item.domain in ('', 'ai.onnx'))
+    if opset not in (None, version):
+        raise UserError(f'opset {opset}: torch.onnx made {version} of this graph; '
+                        'give that or leave it out')
     _name_axes(proto, fixed_size)
     for key, value in metadata.items():
         proto.metadata_props.add(key=key, value=value)
@@ -310,7 +319,6 @@ def export_onnx(model: ExportableModel, path: str | os.PathLike, shape: Size = (
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    version = max(item.version for item in proto.opset_import if item.domain in ('', 'ai.onnx'))
     return ExportReport(path, names, version, checks, metadata)
 
 

@@ -66,3 +66,12 @@ def test_checkpoint_must_fit(run, trained, tmp_path, data) -> None:
 def test_too_small_to_trace(run, tmp_path, data) -> None:
     config = write_config('mmseg', tmp_path, data)
     assert '--shape 32' in run('export_onnx', config, 'none', '--shape', 32).error
+
+
+def test_operators_no_version_of_which_is_written(run, tmp_path, data) -> None:
+    pytest.importorskip('onnx')
+    config = write_config('mmseg', tmp_path, data)
+    for opset in (17, 999):
+        ran = run('export_onnx', config, 'none', '--opset', opset)
+        assert ran.code == 1 and f'opset {opset}: expected 18 ' in ran.error
+    assert not list(tmp_path.glob('*.onnx*'))
