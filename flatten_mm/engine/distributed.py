@@ -7,6 +7,8 @@ there.
 
 from __future__ import annotations
 
+import atexit
+
 import torch
 import torch.distributed as dist
 from mmengine.config import Config
@@ -21,12 +23,19 @@ def connect_on_cpu(cfg: Config) -> None:
     """Join the processes that torchrun started, and let ``cfg`` wrap the model for the CPU."""
     if not dist.is_initialized():
         dist.init_process_group('gloo')
+        # Left to the end of the interpreter, gloo's threads at times abort the process.
+        atexit.register(_leave)
     cfg.model_wrapper_cfg = {
         'find_unused_parameters': cfg.get('find_unused_parameters', False),
         'broadcast_buffers': False,
         **(cfg.get('model_wrapper_cfg') or {}),
         'type': CPUDistributedDataParallel.__name__,
     }
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @MODEL_WRAPPERS.register_module()
