@@ -15,7 +15,7 @@ class SetupError(Exception):
 RULES: tuple[tuple[str, str], ...] = (
     (
         r'No space left on device|Disk quota exceeded',
-        'The disk is full. The set-up needs about 10 GiB (7 GiB stay): make room, then run the '
+        'The disk is full. The set-up needs about 11 GiB (7 GiB stay): make room, then run the '
         'same command again.',
     ),
     (

@@ -13,8 +13,8 @@ from .environment import Environment
 from .failures import SetupError, explain
 
 GIB = 1024**3
-# The venv takes 7 GiB, and pip holds the 3 GiB it downloads beside it for a while.
-DISK_NEEDED = 10 * GIB
+# The venv takes 7 GiB, and pip holds what it downloads beside it for a while: 10.7 at the peak.
+DISK_NEEDED = 11 * GIB
 # A compile job of mmcv peaks below this.
 MEMORY_PER_JOB = 2 * GIB
 
